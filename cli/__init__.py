@@ -1,0 +1,1 @@
+"""The `llmq` command line: thin typer commands over the scheduler and the workers."""

@@ -1,0 +1,1 @@
+"""The queue itself: job model, Redis keys and scripts, batches, client API, embedded server."""

@@ -1,0 +1,139 @@
+"""Every error that llmq raises, as one tree.
+
+    LLMQError
+    ├── UsageError            what the caller gave cannot be used            exit 2
+    │   ├── EncodingError     a value of a job cannot be stored faithfully
+    │   ├── InputFileError    a file of prompts has bad lines
+    │   └── SettingsError     a flag, variable or llmq.toml entry is wrong
+    ├── NotFoundError         no such job, batch, worker                     exit 2
+    ├── RedisUnavailable      Redis cannot be reached or cannot be used      exit 4
+    ├── EngineUnavailable     no usable inference engine                     exit 4
+    ├── QueueFull             the cap of a traffic class is reached          exit 5 (HTTP 429)
+    └── JobEnded              a job ended without an answer
+        ├── JobFailed         the engine refused it, or its attempts are used up
+        ├── JobCancelled
+        ├── JobExpired        it waited longer than it may
+        ├── JobInterrupted    its worker died after the answer had begun
+        └── JobLost           Redis no longer knows the job
+
+A message says what was expected, what came, and what to do next; it fits on one line unless it lists faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class LLMQError(Exception):
+    """Base of all errors of llmq; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class UsageError(LLMQError):
+    """What the caller gave cannot be used; nothing was changed."""
+
+    exit_code = 2
+
+
+class EncodingError(UsageError):
+    """A value of a job cannot be stored faithfully; `path` names the field (`messages[0].content`)."""
+
+    def __init__(self, path: str, fault: str) -> None:
+        super().__init__(f"{path}: {fault}")
+        self.path = path
+        self.fault = fault
+
+
+@dataclass(frozen=True, slots=True)
+class LineFault:
+    """One bad line of an input file: its number (from 1), the field, and what is wrong with it."""
+
+    line: int
+    field: str
+    fault: str
+
+    def __str__(self) -> str:
+        where = f"line {self.line}: "
+        return where + (f"{self.field}: {self.fault}" if self.field else self.fault)
+
+
+class InputFileError(UsageError):
+    """A file of prompts cannot be taken; `faults` holds at most the first 20 bad lines of `total`."""
+
+    def __init__(self, message: str, faults: Sequence[LineFault] = (), total: int = 0) -> None:
+        lines = [message, *(f"  {fault}" for fault in faults)]
+        if total > len(faults):
+            lines.append(f"  ... and {total - len(faults):,} more")
+        super().__init__("\n".join(lines))
+        self.faults = tuple(faults)
+        self.total = total
+
+
+class SettingsError(UsageError):
+    """A flag, an environment variable, an entry of llmq.toml or a live setting is wrong."""
+
+
+class NotFoundError(UsageError):
+    """There is no such job, batch or worker in this queue."""
+
+
+class RedisUnavailable(LLMQError):
+    """Redis cannot be reached, or is not in a state in which llmq can use it."""
+
+    exit_code = 4
+
+
+class EngineUnavailable(LLMQError):
+    """No inference engine that could answer was found."""
+
+    exit_code = 4
+
+
+class QueueFull(LLMQError):
+    """The cap of a traffic class is reached; try again after `retry_after` seconds."""
+
+    exit_code = 5
+
+    def __init__(self, cls: str, cap: int, retry_after: float = 1.0) -> None:
+        super().__init__(
+            f"the queue holds its {cap:,} {cls} jobs; try again in {retry_after:g} s, "
+            f"or raise the cap: llmq set cap_{cls} N"
+        )
+        self.cls = cls
+        self.cap = cap
+        self.retry_after = retry_after
+
+
+class JobEnded(LLMQError):
+    """A job ended without an answer of its engine."""
+
+    def __init__(self, job_id: str, message: str) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class JobFailed(JobEnded):
+    """The engine refused the job, or its attempts are used up; `body` is the engine's, where it gave one."""
+
+    def __init__(self, job_id: str, message: str, status_code: int | None, body: object) -> None:
+        super().__init__(job_id, message)
+        self.status_code = status_code
+        self.body = body
+
+
+class JobCancelled(JobEnded):
+    """Somebody cancelled the job."""
+
+
+class JobExpired(JobEnded):
+    """The job waited in the queue longer than it may."""
+
+
+class JobInterrupted(JobEnded):
+    """The job's worker or engine died after the answer had begun; an answer is never begun twice."""
+
+
+class JobLost(JobEnded):
+    """Redis no longer knows the job: its data was deleted, or the result outlived its retention."""

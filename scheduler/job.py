@@ -1,0 +1,149 @@
+"""The job: one inference request, and how it is stored in Redis.
+
+A job is immutable. What changes about it (waiting, running, attempts) is never stored in it: see `state.py`. The
+encoded form is a msgpack map with short keys, written once at submit and read by the worker that claims the job.
+This module knows nothing of Redis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgpack
+
+from llmq.scheduler.errors import EncodingError
+
+Body = dict[str, Any]
+
+#: Endpoints that a job may name, each with the field that its body cannot do without.
+ENDPOINTS: Mapping[str, str] = {
+    "/v1/chat/completions": "messages",
+    "/v1/completions": "prompt",
+    "/v1/embeddings": "input",
+    "/v1/responses": "input",
+    "/v1/messages": "messages",
+}
+
+#: A body nested deeper than this is refused: no engine takes it, and recursion must end somewhere.
+MAX_DEPTH = 64
+
+#: LLM tokens assumed for an answer whose body names no limit.
+DEFAULT_ANSWER_TOKENS = 256
+
+#: English text has about four characters to an LLM token (OpenAI's rule of thumb); good enough for a bucket.
+CHARACTERS_PER_TOKEN = 4
+
+
+class TrafficClass(StrEnum):
+    """Whether people wait for the answer (`interactive`) or a program does (`batch`)."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+    @property
+    def letter(self) -> str:
+        """The letter that stands for the class in key names: `i` or `b`."""
+        return self.value[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One inference request.
+
+    `url` is one of `ENDPOINTS`, `body` the JSON object for it; `reply_to` is the client whose inbox is rung for
+    deltas and the end ("" for the lines of a batch, which end in the batch's results).
+    """
+
+    url: str
+    body: Body
+    reply_to: str = ""
+
+    def encode(self) -> bytes:
+        """Return the stored form. Raises EncodingError, with the path of the field, for what would not survive."""
+        check_storable(self.body, "body")
+        record = {"u": self.url, "b": self.body}
+        if self.reply_to:
+            record["r"] = self.reply_to
+        return _pack(record)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Job:
+        """Read the stored form; raises EncodingError for anything that `encode` cannot have written."""
+        try:
+            record = msgpack.unpackb(data, strict_map_key=True)
+        except (ValueError, msgpack.UnpackException, RecursionError) as error:
+            raise EncodingError("job", f"is not a stored job ({type(error).__name__})") from None
+        if not isinstance(record, dict):
+            raise EncodingError("job", "is not a stored job (no map)")
+        url, body, reply_to = record.get("u"), record.get("b"), record.get("r", "")
+        if url not in ENDPOINTS or not isinstance(body, dict) or not isinstance(reply_to, str):
+            raise EncodingError("job", "is not a stored job (fields missing or of the wrong type)")
+        return cls(url, body, reply_to)
+
+    def cost(self) -> int:
+        """Estimate the LLM tokens of this job: its text at four characters a token, and its answer's limit."""
+        return max(1, _characters(self.body) // CHARACTERS_PER_TOKEN + _answer_tokens(self.url, self.body))
+
+
+def check_storable(value: object, path: str, depth: int = 0) -> None:
+    """Raise EncodingError where `value` would not come back equal: NaN, integers over 64 bits, odd types, depth."""
+    if depth > MAX_DEPTH:
+        raise EncodingError(path, f"is nested deeper than {MAX_DEPTH} levels")
+    match value:
+        case None | bool():
+            return
+        case str():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise EncodingError(path, "holds text that is not valid Unicode (a lone surrogate)") from None
+        case int():
+            if not -(2**63) <= value < 2**64:
+                raise EncodingError(path, "is an integer of more than 64 bits; send it as text")
+        case float():
+            if not math.isfinite(value):
+                raise EncodingError(path, f"is {value}, which JSON does not have")
+        case dict():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    raise EncodingError(path, f"has a key that is not text: {key!r}")
+                check_storable(key, f"{path}.{key!a}", depth + 1)
+                check_storable(item, f"{path}.{key}", depth + 1)
+        case list() | tuple():
+            for index, item in enumerate(value):
+                check_storable(item, f"{path}[{index}]", depth + 1)
+        case bytes() | bytearray():
+            raise EncodingError(path, "is bytes; JSON has only text (send base64)")
+        case _:
+            raise EncodingError(path, f"is a {type(value).__name__}, which JSON does not have")
+
+
+def _pack(record: dict[str, Any]) -> bytes:
+    packed: bytes = msgpack.packb(record)
+    return packed
+
+
+def _characters(value: object) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_characters(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_characters(item) for item in value)
+    return 0
+
+
+def _answer_tokens(url: str, body: Body) -> int:
+    if url == "/v1/embeddings":
+        return 0
+    limit = DEFAULT_ANSWER_TOKENS
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
+        if isinstance(given := body.get(name), int) and given >= 0:
+            limit = given
+            break
+    copies = body.get("n", 1)
+    return limit * (copies if isinstance(copies, int) and copies > 0 else 1)
