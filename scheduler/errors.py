@@ -7,6 +7,7 @@
     │   └── SettingsError     a flag, variable or llmq.toml entry is wrong
     ├── NotFoundError         no such job, batch, worker                     exit 2
     ├── RedisUnavailable      Redis cannot be reached or cannot be used      exit 4
+    │   └── RedisFull         it uses all its maxmemory and takes no more
     ├── EngineUnavailable     no usable inference engine                     exit 4
     ├── QueueFull             the cap of a traffic class is reached          exit 5 (HTTP 429)
     └── JobEnded              a job ended without an answer
@@ -83,6 +84,10 @@ class RedisUnavailable(LLMQError):
     """Redis cannot be reached, or is not in a state in which llmq can use it."""
 
     exit_code = 4
+
+
+class RedisFull(RedisUnavailable):
+    """Redis uses all its `maxmemory`: new jobs are refused until something is deleted or it is given more."""
 
 
 class EngineUnavailable(LLMQError):

@@ -1,0 +1,337 @@
+"""The one place where Redis clients are built.
+
+Every process of llmq gets its clients here, so that what the queue depends on is said once and does not change with
+redis-py's version: explicit timeouts, a bounded pool that waits, RESP2 replies as bytes, and above all **no command is
+ever sent twice**. redis-py 6 and later send a command again when its reply is late; the late XADD then made two jobs.
+Whoever calls decides what is safe to repeat; submit is idempotent by its own rules.
+
+What a URL may say is in `redis_url.py`, what an error means to a person in `redis_errors.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from typing import Any, cast
+
+import redis
+import redis.asyncio
+from redis.asyncio.cluster import ClusterNode, ClusterPipeline
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
+from redis.asyncio.sentinel import SentinelManagedConnection as AsyncSentinelConnection
+from redis.asyncio.sentinel import SentinelManagedSSLConnection as AsyncSentinelTLSConnection
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode as SyncClusterNode
+from redis.exceptions import ConnectionError, ReadOnlyError
+from redis.retry import Retry
+from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
+
+from llmq.scheduler.redis_url import RedisAddress, Topology, parse_redis_url
+
+#: Connecting, and a reply to a command that does not block, take at most this long.
+TIMEOUT_S = 5.0
+
+#: RESP3 changes the shape of replies (maps, doubles) and offers nothing that llmq uses.
+PROTOCOL = 2
+
+#: A connection that was idle for this long is tried with PING before a command is trusted to it.
+HEALTH_CHECK_S = 30
+
+
+class PrimaryDemoted(ConnectionError):
+    """The server that a connection leads to has become a replica; the connection was closed (F-087)."""
+
+
+def connect(
+    url: str,
+    *,
+    blocking_s: float = 0.0,
+    timeout_s: float = TIMEOUT_S,
+    max_connections: int = 64,
+    client_name: str | None = None,
+) -> redis.asyncio.Redis:
+    """Return a client for `url`; it connects with its first command. Raises SettingsError for a bad URL.
+
+    `blocking_s` is the longest time that a command of this client blocks in the server; `timeout_s` is what connecting,
+    and any other reply, may take. A command whose pool is used up waits for a connection. The caller closes the client
+    (`await client.aclose()`). For a cluster it is a RedisCluster, which has the same commands; the type says Redis, so
+    that not every caller has to tell them apart.
+    """
+    address = parse_redis_url(url)
+    options = _options(address, blocking_s, timeout_s, client_name)
+    wait = _pool_wait(blocking_s, timeout_s)
+    match address.topology:
+        case Topology.CLUSTER:
+            return cast(redis.asyncio.Redis, _WaitingCluster(address, options, max_connections, wait))
+        case Topology.SENTINEL:
+            pool: redis.asyncio.ConnectionPool = _WaitingSentinelPool(  # type: ignore[no-untyped-call]
+                address.service,
+                _sentinels(address, timeout_s),
+                connection_class=AsyncSentinelTLSConnection if address.tls else AsyncSentinelConnection,
+                max_connections=max_connections,
+                timeout=wait,
+                retry=_no_async_retry(),
+                db=address.db,
+                **options,
+            )
+        case Topology.SERVER:
+            pool = redis.asyncio.BlockingConnectionPool(
+                connection_class=_SocketConnection if address.path else _TLSConnection if address.tls else _Connection,
+                max_connections=max_connections,
+                timeout=wait,
+                retry=_no_async_retry(),
+                db=address.db,
+                **_place(address),
+                **options,
+            )
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+def connect_sync(
+    url: str,
+    *,
+    blocking_s: float = 0.0,
+    timeout_s: float = TIMEOUT_S,
+    max_connections: int = 64,
+    client_name: str | None = None,
+) -> redis.Redis:
+    """Return a client that blocks its thread; as `connect` in everything else. The caller closes it (`close()`)."""
+    address = parse_redis_url(url)
+    options = _options(address, blocking_s, timeout_s, client_name)
+    bounds: dict[str, Any] = {
+        "max_connections": max_connections,
+        "timeout": _pool_wait(blocking_s, timeout_s),
+        "retry": _no_retry(),
+    }
+    match address.topology:
+        case Topology.CLUSTER:
+            return cast(redis.Redis, _sync_cluster(address, options | bounds))
+        case Topology.SENTINEL:
+            pool: redis.ConnectionPool = _WaitingSyncSentinelPool(  # type: ignore[no-untyped-call]
+                address.service,
+                _sync_sentinels(address, timeout_s),
+                connection_class=SentinelManagedSSLConnection if address.tls else SentinelManagedConnection,
+                db=address.db,
+                **bounds,
+                **options,
+            )
+        case Topology.SERVER:
+            classes = (_SyncSocketConnection, _SyncTLSConnection, _SyncConnection)
+            pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
+                connection_class=classes[0 if address.path else 1 if address.tls else 2],
+                db=address.db,
+                **bounds,
+                **_place(address),
+                **options,
+            )
+    return redis.Redis.from_pool(pool)
+
+
+def _options(address: RedisAddress, blocking_s: float, timeout_s: float, client_name: str | None) -> dict[str, Any]:
+    """Return what every connection is made with, whichever class makes it."""
+    return {
+        "username": address.username,
+        "password": address.password,
+        "client_name": client_name,
+        "socket_connect_timeout": timeout_s,
+        # Some servers restart the clock of a blocked command once, when another consumer is served (F-073): twice.
+        "socket_timeout": timeout_s + 2 * blocking_s,
+        "health_check_interval": HEALTH_CHECK_S,
+        "protocol": PROTOCOL,
+        "decode_responses": False,
+        **_keepalive(address),
+        **(address.tls or {}),
+    }
+
+
+def _keepalive(address: RedisAddress) -> dict[str, Any]:
+    """Return the TCP options that find a peer that vanished without a word within 45 s (redis-py 5 set none)."""
+    if address.path:
+        return {}
+    wanted = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+    known = {getattr(socket, name): value for name, value in wanted.items() if hasattr(socket, name)}
+    return {"socket_keepalive": True, "socket_keepalive_options": known}
+
+
+def _place(address: RedisAddress) -> dict[str, Any]:
+    if address.path:
+        return {"path": address.path}
+    host, port = address.hosts[0]
+    return {"host": host, "port": port}
+
+
+def _sentinel_options(address: RedisAddress, timeout_s: float) -> dict[str, Any]:
+    """Return how the sentinels themselves are asked: their credentials are their own, TLS is shared."""
+    options = _options(address, 0.0, timeout_s, None)
+    tls = {"ssl": True} if address.tls else {}
+    return options | tls | {"username": address.sentinel_username, "password": address.sentinel_password}
+
+
+def _sentinels(address: RedisAddress, timeout_s: float) -> redis.asyncio.Sentinel:
+    options = _sentinel_options(address, timeout_s) | {"retry": _no_async_retry()}
+    return redis.asyncio.Sentinel(address.hosts, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+
+
+def _sync_sentinels(address: RedisAddress, timeout_s: float) -> redis.Sentinel:
+    options = _sentinel_options(address, timeout_s) | {"retry": _no_retry()}
+    return redis.Sentinel(address.hosts, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+
+
+def _pool_wait(blocking_s: float, timeout_s: float) -> float:
+    """Return how long a command waits for a connection: one command before it may take its whole time."""
+    return 2 * timeout_s + 2 * blocking_s
+
+
+def _no_retry() -> Retry:
+    return Retry(NoBackoff(), 0)
+
+
+def _no_async_retry() -> AsyncRetry:
+    return AsyncRetry(NoBackoff(), 0)
+
+
+class _ClosesWhenDemoted:
+    """A connection that is closed when its server answers READONLY, so that the next command resolves the name anew.
+
+    The error becomes a connection error: a pipeline must not read on from a connection that is closed.
+    """
+
+    async def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super().read_response(*args, **kwargs)  # type: ignore[misc]
+        except ReadOnlyError as error:
+            await self.disconnect()  # type: ignore[attr-defined]
+            raise PrimaryDemoted(f"READONLY {error}") from error
+
+
+class _Connection(_ClosesWhenDemoted, redis.asyncio.Connection):
+    pass
+
+
+class _TLSConnection(_ClosesWhenDemoted, redis.asyncio.SSLConnection):
+    pass
+
+
+class _SocketConnection(_ClosesWhenDemoted, redis.asyncio.UnixDomainSocketConnection):
+    pass
+
+
+class _ClosesWhenDemotedSync:
+    """The same for a connection that blocks its thread."""
+
+    def read_response(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().read_response(*args, **kwargs)  # type: ignore[misc]
+        except ReadOnlyError as error:
+            self.disconnect()  # type: ignore[attr-defined]
+            raise PrimaryDemoted(f"READONLY {error}") from error
+
+
+class _SyncConnection(_ClosesWhenDemotedSync, redis.Connection):
+    pass
+
+
+class _SyncTLSConnection(_ClosesWhenDemotedSync, redis.SSLConnection):
+    pass
+
+
+class _SyncSocketConnection(_ClosesWhenDemotedSync, redis.UnixDomainSocketConnection):
+    pass
+
+
+class _WaitingSentinelPool(AsyncSentinelPool, redis.asyncio.BlockingConnectionPool):
+    """Connections to the primary that Sentinel names; closing it closes those to the sentinels as well."""
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        await super().disconnect(inuse_connections)
+        if inuse_connections:
+            for sentinel in self.sentinel_manager.sentinels:
+                await sentinel.aclose()
+
+
+class _WaitingSyncSentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
+    """The same for clients that block their thread."""
+
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        # False: Sentinel named another primary. redis-py 5's blocking pool cannot close only what is idle; a demoted
+        # primary ends its clients' connections itself, and says READONLY to any that is left.
+        if inuse_connections:
+            redis.BlockingConnectionPool.disconnect(self)
+            for sentinel in self.sentinel_manager.sentinels:
+                sentinel.close()
+
+
+class _WaitingCluster(redis.asyncio.RedisCluster):
+    """A cluster client whose commands wait for a connection; redis-py's raises when a node's are used up.
+
+    Commands and pipelines each have their own `max_connections` places, and a node takes the sum: a pipeline that is
+    redirected sends single commands from within, so places shared by both could all be held by waiting pipelines.
+    """
+
+    def __init__(self, address: RedisAddress, options: Mapping[str, Any], places: int, wait: float) -> None:
+        super().__init__(
+            startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
+            max_connections=2 * places,
+            retry=_no_async_retry(),
+            ssl=address.tls is not None,
+            **_no_cluster_retry(),
+            **options,
+        )
+        self._commands = _Places(places, wait)
+        self._pipelines = _Places(places, wait)
+
+    async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        async with self._commands:
+            return await super().execute_command(*args, **kwargs)
+
+    def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> ClusterPipeline:
+        if transaction or shard_hint:
+            return super().pipeline(transaction, shard_hint)
+        return _WaitingClusterPipeline(self)  # type: ignore[abstract]
+
+
+class _WaitingClusterPipeline(ClusterPipeline):
+    def __init__(self, client: _WaitingCluster) -> None:
+        super().__init__(client)
+        self._places = client._pipelines
+
+    async def execute(self, *args: Any, **kwargs: Any) -> Any:
+        async with self._places:
+            return await super().execute(*args, **kwargs)
+
+
+class _Places:
+    """A semaphore that gives up after `wait` seconds, as a pool does."""
+
+    def __init__(self, places: int, wait: float) -> None:
+        self._semaphore = asyncio.Semaphore(places)
+        self._wait = wait
+
+    async def __aenter__(self) -> None:
+        try:
+            async with asyncio.timeout(self._wait):
+                await self._semaphore.acquire()
+        except TimeoutError:
+            raise ConnectionError("No connection available.") from None
+
+    async def __aexit__(self, *error: object) -> None:
+        self._semaphore.release()
+
+
+def _sync_cluster(address: RedisAddress, options: Mapping[str, Any]) -> redis.RedisCluster:
+    host, port = address.hosts[0]
+    # Only a client that is made from a URL builds its nodes' pools of the class that it is given.
+    return redis.RedisCluster(
+        url=f"{'rediss' if address.tls else 'redis'}://{f'[{host}]' if ':' in host else host}:{port}",
+        startup_nodes=[SyncClusterNode(*node) for node in address.hosts[1:]],  # type: ignore[no-untyped-call]
+        connection_pool_class=redis.BlockingConnectionPool,
+        **_no_cluster_retry(),
+        **options,
+    )
+
+
+def _no_cluster_retry() -> dict[str, Any]:
+    """Return what keeps redis-py 5 from retrying; later versions take `retry` alone, and warn about this argument."""
+    return {"cluster_error_retry_attempts": 0} if redis.VERSION[0] < 6 else {}

@@ -1,0 +1,16 @@
+-- lead: become the sweeper for one interval, unless somebody is it already.
+--
+-- KEYS    1..18 queue   the keys of the queue (queue.lua)
+--         19 sweeper  the lock; it always has a TTL, so a sweeper that dies is followed by another
+-- ARGV    1 consumer  who wants to sweep
+--         2 interval  ms
+-- From    any state
+-- To      the same state
+-- Returns 1 where the caller sweeps now; the lanes that are being ended; all lanes with what is known of them; the time
+
+local sweeper = KEYS[19]
+local consumer, interval = ARGV[1], ARGV[2]
+
+allow_at_maxmemory()
+if not redis.call('SET', sweeper, consumer, 'NX', 'PX', interval) then return {0, {}, {}, 0} end
+return {1, redis.call('ZRANGE', ending, 0, 63), redis.call('HGETALL', lanes), clock()}

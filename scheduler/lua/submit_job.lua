@@ -1,0 +1,40 @@
+-- submit_job: put one single job into its tenant's lane.
+--
+-- KEYS    1..18 queue   the keys of the queue (queue.lua)
+--         19 stream   the lane of the tenant's single jobs of the class
+--         20 job      the job's record
+-- ARGV    1 id        the job's id: the same id again is the same job
+--         2 lane      name of the lane
+--         3 cls       i or b
+--         4 tenant    whose job it is
+--         5 data      the encoded job
+--         6 cost      LLM tokens, estimated
+--         7 ttl       longest time in the queue, ms; 0 is none; empty is the class's setting
+--         8 client    whose inbox is rung
+-- From    nothing
+-- To      waiting
+-- Returns ok, entry | exists, entry | full, cap
+
+local stream, job = KEYS[19], KEYS[20]
+local id, lane, cls, tenant, data, cost, ttl, client = unpack(ARGV)
+
+local known = redis.call('HGET', job, 'entry')
+if known then return {'exists', known} end
+local settings = redis.call('HMGET', config, 'cap_interactive', 'cap_batch', 'queue_ttl')
+local cap = tonumber(cls == 'i' and (settings[1] or 10000) or settings[2] or 1000000)
+if tonumber(redis.call('HGET', counts, cls) or 0) >= cap then return {'full', cap} end
+local now = clock()
+if ttl == '' then ttl = cls == 'i' and (settings[3] or 60000) or 0 end
+local expires = tonumber(ttl) > 0 and now + tonumber(ttl) or 9e15
+
+-- XADD is the first write: at maxmemory it is refused before anything has changed.
+local entry = redis.call('XADD', stream, '*', 'k', id, 'd', data, 'c', cost, 'x', expires)
+if redis.call('HSETNX', lanes, lane, '+' .. cls .. '|' .. tenant .. '|0000000000000') == 1 then
+  redis.call('XGROUP', 'CREATE', stream, 'workers', 0)
+end
+redis.call('HSET', job, 'lane', lane, 'entry', entry, 'class', cls, 'tenant', tenant, 'client', client,
+  'submitted_at', now, 'expires_at', expires)
+redis.call('HINCRBY', counts, cls, 1)
+arrive(lane, meta_of(lane), now)
+ring(cls, 1)
+return {'ok', entry}

@@ -1,0 +1,487 @@
+"""The Lua scripts, one typed function each, without logic.
+
+A function takes values and returns a `Call`: which script, with which KEYS and ARGV, and how to read its reply. It
+sends nothing; `run` (one trip for any number of calls) does. What a script promises stands in its own header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Generic, TypeVar, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError
+
+from llmq.scheduler.job import TrafficClass
+from llmq.scheduler.keys import QueueKeys
+from llmq.scheduler.lease import (
+    Answered,
+    Ended,
+    ErrorCode,
+    Fence,
+    HandedBack,
+    Lease,
+    Outcome,
+    Reason,
+    Retry,
+    Why,
+)
+
+T = TypeVar("T")
+
+#: Names of all scripts; `queue.lua` is what each of them begins with.
+NAMES = (
+    "submit_job", "open_batch", "submit_lines", "seal_batch", "claim", "renew", "first_delta", "finish", "retry",
+    "hand_back", "sweep", "reap", "cancel_job", "cancel_batch", "pause_batch", "collect", "delete_batch", "configure",
+    "beat", "lead", "forget",
+)  # fmt: skip
+
+#: What a worker passes at most: more lanes make the script's KEYS long for little gain.
+MAX_CANDIDATES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script: its text as sent to the server, and the SHA-1 by which it is called."""
+
+    name: str
+    text: str
+    sha: str
+
+
+@cache
+def script(name: str) -> Script:
+    """Load a script of this package. Comments stay out of the text: the server would only store them."""
+    folder = resources.files("llmq.scheduler") / "lua"
+    whole = (folder / "queue.lua").read_text() + (folder / f"{name}.lua").read_text()
+    text = re.sub(r"^\s*--.*\n", "", whole, flags=re.MULTILINE)
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One call of a script that has not been made yet."""
+
+    script: Script
+    keys: tuple[str, ...]
+    argv: Sequence[Any]
+    read: Callable[[Any], T]
+
+
+async def run(redis: Redis, call: Call[T]) -> T:
+    """Make one call. Loads the script where the server does not know it (a restart, SCRIPT FLUSH, a failover)."""
+    try:
+        reply = await cast(Any, redis).evalsha(call.script.sha, len(call.keys), *call.keys, *call.argv)
+    except NoScriptError:
+        reply = await cast(Any, redis).eval(call.script.text, len(call.keys), *call.keys, *call.argv)
+    return call.read(reply)
+
+
+async def run_all(redis: Redis, calls: Sequence[Call[Any]]) -> list[Any]:
+    """Make several calls in one trip. A reply may be an exception: one that fails does not undo the others."""
+    if len(calls) == 1:
+        return [await run(redis, calls[0])]
+    pipe = redis.pipeline(transaction=False)
+    for call in calls:
+        pipe.evalsha(call.script.sha, len(call.keys), *call.keys, *call.argv)
+    replies: list[Any] = list(await pipe.execute(raise_on_error=False))
+    for position, (call, reply) in enumerate(zip(calls, replies, strict=True)):
+        if isinstance(reply, NoScriptError):  # it did not run: sending it again is safe
+            replies[position] = await run(redis, call)
+        elif not isinstance(reply, Exception):
+            replies[position] = call.read(reply)
+    return replies
+
+
+def text(value: bytes | str) -> str:
+    """Return a reply's text."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+# --- submit ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A script's answer of a word and a value, such as `ok` and the next line, or `full` and the cap."""
+
+    word: str
+    value: str = ""
+
+    @property
+    def number(self) -> int:
+        """The value as a number."""
+        return int(self.value)
+
+
+def _verdict(reply: list[Any]) -> Verdict:
+    value = reply[1] if len(reply) > 1 else ""
+    return Verdict(text(reply[0]), text(value) if isinstance(value, bytes | str) else str(value))
+
+
+def submit_job(
+    keys: QueueKeys,
+    job_id: str,
+    *,
+    lane: str,
+    cls: TrafficClass,
+    tenant: str,
+    data: bytes,
+    cost: int,
+    ttl_ms: int | None,
+    client: str,
+) -> Call[Verdict]:
+    """Put one single job into its tenant's lane. Answers ok | exists (entry) | full (cap)."""
+    ttl = "" if ttl_ms is None else ttl_ms
+    argv = [job_id, lane, cls.letter, tenant, data, cost, ttl, client]
+    return Call(script("submit_job"), (*keys.shared, keys.lane(lane), keys.job(job_id)), argv, _verdict)
+
+
+def open_batch(
+    keys: QueueKeys,
+    batch_id: str,
+    *,
+    lane: str,
+    tenant: str,
+    window_ms: int,
+    need: int,
+    record: Mapping[str, str | int],
+) -> Call[Verdict]:
+    """Make a batch that lines can be submitted to. Answers ok | exists (next line) | full (cap)."""
+    fields = [part for pair in record.items() for part in pair]
+    argv = [batch_id, lane, tenant, window_ms, need, *fields]
+    return Call(script("open_batch"), (*keys.shared, keys.batch(batch_id)), argv, _verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitLine:
+    """A line as `submit_lines` takes it: encoded, or (`data` empty) bad with its `fault`."""
+
+    number: int
+    key: str
+    data: bytes
+    cost: int = 0
+    fault: str = ""
+
+
+def submit_lines(
+    keys: QueueKeys, batch_id: str, *, lane: str, first: int, after: int, lines: Sequence[SubmitLine]
+) -> Call[Verdict]:
+    """Append a chunk of lines. Answers ok | skip (next line) | full (room) | closed (status)."""
+    argv: list[Any] = [lane, first, after]
+    for line in lines:
+        argv += (line.number, line.key, line.data, line.cost if line.data else line.fault)
+    touched = (*keys.shared, keys.lane(lane), keys.batch(batch_id), keys.results(batch_id))
+    return Call(script("submit_lines"), touched, argv, _verdict)
+
+
+def seal_batch(keys: QueueKeys, batch_id: str, *, lane: str, next_line: int) -> Call[Verdict]:
+    """Say that no line comes any more. Answers ok (total) | open (next line) | closed (status)."""
+    return Call(script("seal_batch"), (*keys.shared, *keys.of_batch(batch_id)), [lane, next_line], _verdict)
+
+
+# --- claim and what ends a lease ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """A job that was claimed only to be ended: why, and the lease that allows it."""
+
+    lease: Lease
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim gave: leases; jobs to end; else why nothing more, and seconds until that may change.
+
+    `candidates` are the lanes to give next time; None where those given were right.
+    """
+
+    leases: list[Lease]
+    doomed: list[Doomed]
+    reason: str
+    wait: float
+    candidates: list[str] | None
+
+
+def _lease(row: list[Any], why: Why) -> Lease:
+    lane, entry, delivery, _, cls, tenant, attempts, crashes, preemptions, fields = row
+    return Lease(
+        Fence(text(lane), text(entry), int(delivery)),
+        TrafficClass.INTERACTIVE if cls == b"i" else TrafficClass.BATCH,
+        why,
+        text(tenant),
+        text(fields[1]),
+        fields[3],
+        int(fields[5]),
+        int(attempts),
+        int(crashes),
+        int(preemptions),
+    )
+
+
+def _doomed(rows: list[list[Any]]) -> list[Doomed]:
+    return [Doomed(_lease(row, Why.CHAT if row[4] == b"i" else Why.BUCKET), text(row[3])) for row in rows]
+
+
+def _claimed(reply: list[Any]) -> Claimed:
+    jobs, ended, reason, wait_ms, candidates = reply
+    return Claimed(
+        [_lease(row, Why(text(row[3]))) for row in jobs],
+        _doomed(ended),
+        text(reason),
+        int(wait_ms) / 1000,
+        [text(lane) for lane in candidates] if reason == b"lanes" else None,
+    )
+
+
+def claim(
+    keys: QueueKeys,
+    consumer: str,
+    *,
+    room: int,
+    free: int,
+    reserve: int,
+    suspects: int,
+    candidates: Sequence[str],
+) -> Call[Claimed]:
+    """Take the next jobs for one worker under the policy."""
+    lanes = candidates[:MAX_CANDIDATES]
+    touched = [key for lane in lanes for key in keys.of_lane(lane)]
+    argv = [consumer, room, free, reserve, suspects, *lanes]
+    return Call(script("claim"), (*keys.shared, *touched), argv, _claimed)
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """Fences whose lease belongs to another delivery, and fences of jobs that somebody cancelled."""
+
+    lost: list[Fence]
+    cancelled: list[Fence]
+
+
+def renew(keys: QueueKeys, consumer: str, fences: Sequence[Fence]) -> Call[Renewed]:
+    """Keep the leases of jobs that this worker still runs."""
+    lanes = list(dict.fromkeys(fence.lane for fence in fences))
+    number = {lane: position for position, lane in enumerate(lanes, 1)}
+    argv: list[Any] = [consumer]
+    for fence in fences:
+        argv += (fence.lane, number[fence.lane], fence.entry, fence.delivery)
+
+    def read(reply: list[list[int]]) -> Renewed:
+        lost, cancelled = reply
+        return Renewed([fences[int(i) - 1] for i in lost], [fences[int(i) - 1] for i in cancelled])
+
+    return Call(script("renew"), (*keys.shared, *(keys.lane(lane) for lane in lanes)), argv, read)
+
+
+def first_delta(keys: QueueKeys, consumer: str, lease: Lease, *, inbox: str, data: bytes) -> Call[bool]:
+    """Send the first delta of an interactive job; False where the lease is lost."""
+    fence = lease.fence
+    argv = [consumer, fence.lane, fence.entry, fence.delivery, lease.key, data]
+    return Call(script("first_delta"), (*keys.shared, keys.lane(fence.lane), inbox), argv, lambda reply: reply == 1)
+
+
+#: What an ended job's record says, by the error code of its end; all else is `failed`.
+_STATES = {
+    ErrorCode.EXPIRED: "expired",
+    ErrorCode.TIMEOUT: "expired",
+    ErrorCode.CANCELLED: "cancelled",
+    ErrorCode.INTERRUPTED: "interrupted",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A job that ends: its lease, how, and the client to tell (single jobs)."""
+
+    lease: Lease
+    outcome: Answered | Ended
+    reply_to: str = ""
+
+
+def _ending(finish: Finish) -> list[Any]:
+    lease, outcome = finish.lease, finish.outcome
+    kind = "line" if lease.batch_id else "job"
+    head = [lease.fence.lane, lease.fence.entry, lease.fence.delivery, kind, lease.key]
+    match outcome:
+        case Answered(status_code, body, request_id, usage, dead):
+            state = "completed" if status_code < 400 else "failed"
+            tail = [state, status_code, request_id, body, "", "", usage.prompt_tokens, usage.completion_tokens]
+            return [*head, *tail, lease.cost, int(dead), f"HTTP {status_code}" if dead else ""]
+        case Ended(code, message, dead):
+            tail = [_STATES.get(code, "failed"), "", "", b"", code.value, message, 0, 0]
+            return [*head, *tail, lease.cost, int(dead), message if dead else ""]
+
+
+def finish(keys: QueueKeys, consumer: str, host: str, endings: Sequence[Finish]) -> Call[list[Fence]]:
+    """End jobs. Answers the fences that were refused: their lease belongs to another delivery."""
+    touched = [key for item in endings for key in keys.of_ending(item.lease.fence.lane, item.lease.key, item.reply_to)]
+    argv: list[Any] = [consumer, host]
+    for item in endings:
+        argv += _ending(item)
+    fences = [item.lease.fence for item in endings]
+    return Call(script("finish"), (*keys.shared, *touched), argv, lambda reply: [fences[int(i) - 1] for i in reply])
+
+
+def retry(keys: QueueKeys, consumer: str, fence: Fence, outcome: Retry) -> Call[bool]:
+    """Spend an attempt (or count a crash) and let the job wait until it is due; False where the lease is lost."""
+    delay_ms = round(outcome.delay * 1000)
+    argv = [consumer, fence.lane, fence.entry, fence.delivery, delay_ms, int(outcome.crashed)]
+    return Call(script("retry"), (*keys.shared, *keys.of_lane(fence.lane)), argv, lambda reply: reply == 1)
+
+
+def hand_back(keys: QueueKeys, consumer: str, returned: Sequence[tuple[Fence, HandedBack]]) -> Call[list[Fence]]:
+    """Return unfinished jobs without spending an attempt. Answers the fences that were refused."""
+    argv: list[Any] = [consumer]
+    for fence, outcome in returned:
+        preempted = int(outcome.reason is Reason.PREEMPTED)
+        argv += (fence.lane, fence.entry, fence.delivery, round(outcome.delay * 1000), preempted)
+    touched = [key for fence, _ in returned for key in keys.of_lane(fence.lane)]
+    fences = [fence for fence, _ in returned]
+    return Call(script("hand_back"), (*keys.shared, *touched), argv, lambda reply: [fences[int(i) - 1] for i in reply])
+
+
+def settle(
+    keys: QueueKeys,
+    consumer: str,
+    host: str,
+    settled: Sequence[tuple[Lease, Outcome, str]],
+) -> list[Call[Any]]:
+    """Return the calls that write outcomes: jobs that end in one call, those handed back in one, each retry in one."""
+    endings = [Finish(lease, out, to) for lease, out, to in settled if isinstance(out, Answered | Ended)]
+    returned = [(lease.fence, out) for lease, out, _ in settled if isinstance(out, HandedBack)]
+    calls: list[Call[Any]] = []
+    if endings:
+        calls.append(finish(keys, consumer, host, endings))
+    if returned:
+        calls.append(hand_back(keys, consumer, returned))
+    calls += [retry(keys, consumer, lease.fence, out) for lease, out, _ in settled if isinstance(out, Retry)]
+    return calls
+
+
+# --- sweep, reap, cancel --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """One step of a sweep: where to go on, jobs that wait again, jobs to end, entries that somebody deleted."""
+
+    cursor: str
+    reclaimed: int
+    doomed: list[Doomed]
+    deleted: list[str]
+
+
+def sweep(keys: QueueKeys, consumer: str, *, lane: str, lease_ms: int, cursor: str, count: int = 100) -> Call[Swept]:
+    """Reclaim the jobs of one lane whose lease ran out."""
+
+    def read(reply: list[Any]) -> Swept:
+        cursor, again, to_end, deleted = reply
+        return Swept(text(cursor), int(again), _doomed(to_end), [text(entry) for entry in deleted])
+
+    argv = [consumer, lane, lease_ms, cursor, count]
+    return Call(script("sweep"), (*keys.shared, *keys.of_lane(lane)), argv, read)
+
+
+def reap(keys: QueueKeys, batch_id: str, *, lane: str, cursor: str, count: int = 500) -> Call[tuple[str, int]]:
+    """End waiting lines of a batch that was cancelled or whose window is over. Answers next cursor and how many."""
+    return Call(
+        script("reap"),
+        (*keys.shared, *keys.of_batch(batch_id)),
+        [lane, cursor, count],
+        lambda reply: (text(reply[0]), int(reply[1])),
+    )
+
+
+def cancel_job(
+    keys: QueueKeys, job_id: str, *, lane: str, client: str, state: str, code: ErrorCode, message: str
+) -> Call[Verdict]:
+    """End a waiting single job, or mark a running one. Answers unknown | ended | cancelled | signalled | running."""
+    touched = (*keys.shared, *keys.of_lane(lane), keys.job(job_id), keys.inbox(client))
+    return Call(script("cancel_job"), touched, [job_id, lane, state, code.value, message], _verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCancel:
+    """What cancelling a batch found: `unknown`, `ended`, or `cancelling` with the consumers that run lines of it."""
+
+    word: str
+    status: str = ""
+    consumers: tuple[str, ...] = ()
+
+
+def cancel_batch(keys: QueueKeys, batch_id: str, *, lane: str) -> Call[BatchCancel]:
+    """Let no line of the batch start any more."""
+
+    def read(reply: list[Any]) -> BatchCancel:
+        if reply[0] == b"cancelling":
+            return BatchCancel("cancelling", "cancelling", tuple(text(name) for name in reply[1]))
+        return BatchCancel(text(reply[0]), text(reply[1]) if len(reply) > 1 else "")
+
+    return Call(script("cancel_batch"), (*keys.shared, *keys.of_batch(batch_id)), [lane], read)
+
+
+def pause_batch(keys: QueueKeys, batch_id: str, *, lane: str, paused: bool) -> Call[Verdict]:
+    """Take a batch out of its tenant's order, or put it back. Answers ok | ended (status) | unknown."""
+    argv = [lane, "-" if paused else "+"]
+    return Call(script("pause_batch"), (*keys.shared, keys.batch(batch_id)), argv, _verdict)
+
+
+def collect(keys: QueueKeys, batch_id: str, *, lane: str, collector: str, cursor: str) -> Call[int]:
+    """Say how far a collector has written and synced. Answers how many results were trimmed."""
+    touched = (*keys.shared, keys.batch(batch_id), keys.results(batch_id))
+    return Call(script("collect"), touched, [lane, collector, cursor], int)
+
+
+def delete_batch(keys: QueueKeys, batch_id: str, *, lane: str) -> Call[Verdict]:
+    """Remove a batch that has ended, with its results. Answers ok | open (status) | unknown."""
+    touched = (*keys.shared, keys.batch(batch_id), keys.results(batch_id))
+    return Call(script("delete_batch"), touched, [batch_id, lane], _verdict)
+
+
+# --- settings, heartbeats -------------------------------------------------------------------------------------------
+
+
+def configure(keys: QueueKeys, changes: Mapping[str, str]) -> Call[int]:
+    """Change live settings; an empty value is the default again."""
+    return Call(script("configure"), keys.shared, [part for pair in changes.items() for part in pair], int)
+
+
+def beat(keys: QueueKeys, worker_id: str, *, ttl_ms: int, fields: Mapping[str, str | int]) -> Call[int]:
+    """Write a worker's heartbeat. Answers the format of the queue's data."""
+    argv = [worker_id, ttl_ms, *(part for pair in fields.items() for part in pair)]
+    return Call(script("beat"), (*keys.shared, keys.worker(worker_id)), argv, int)
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Whether the caller sweeps now; the lanes that are being ended; all lanes (lane -> what is known); Redis' time."""
+
+    leads: bool
+    ending: list[str]
+    lanes: dict[str, str]
+    now_ms: int
+
+
+def lead(keys: QueueKeys, consumer: str, *, interval_ms: int) -> Call[Lead]:
+    """Become the sweeper for one interval, unless somebody is it already."""
+
+    def read(reply: list[Any]) -> Lead:
+        flat = [text(part) for part in reply[2]]
+        lanes = dict(zip(flat[::2], flat[1::2], strict=True))
+        return Lead(reply[0] == 1, [text(lane) for lane in reply[1]], lanes, int(reply[3]))
+
+    return Call(script("lead"), (*keys.shared, keys.sweeper), [consumer, interval_ms], read)
+
+
+def forget(keys: QueueKeys, consumer: str, *, lane: str) -> Call[bool]:
+    """Remove a consumer of a lane whose worker is gone and which has nothing pending."""
+    touched = (*keys.shared, keys.lane(lane), keys.worker(consumer))
+    return Call(script("forget"), touched, [consumer], lambda reply: reply == 1)

@@ -1,0 +1,131 @@
+"""Whether a server fits llmq: its kind and version, its role, and settings of it that can lose jobs.
+
+Asked once by every process that starts, and by `llmq doctor`. What makes llmq wrong is refused (an old server, a
+replica); what may lose jobs is a warning with the setting to change, because some people know what they are doing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from redis.asyncio import Redis, RedisCluster
+from redis.exceptions import ResponseError
+
+from llmq.scheduler.errors import RedisUnavailable
+
+#: The oldest servers on which the whole base path works and is tested.
+MINIMUM = {"Redis": (7, 0), "Valkey": (7, 2)}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What llmq knows of the server behind a connection; of a cluster, its primaries taken together.
+
+    `run_id` changes with every start of a server: contact that was unbroken has the same one. `warnings` are whole
+    sentences, each with what to type.
+    """
+
+    name: str
+    version: str
+    run_id: str
+    cluster: bool
+    maxmemory: int
+    maxmemory_policy: str
+    append_only: bool
+    warnings: tuple[str, ...] = ()
+
+
+async def check_server(client: Redis) -> ServerFacts:
+    """Return the facts of a client's server; raises RedisUnavailable for one that llmq cannot work on.
+
+    Errors of redis-py pass through: the caller stands within `redis_errors`.
+    """
+    # To a type checker every client is a Redis (see `connect`), so it is asked as an object.
+    cluster = isinstance(cast(object, client), RedisCluster)
+    answer: dict[str, Any] = await client.info(**({"target_nodes": RedisCluster.PRIMARIES} if cluster else {}))
+    # Of one node redis-py gives the information itself, of several a map of them.
+    nodes = [answer] if "redis_version" in answer else list(answer.values())
+    return judge_servers(nodes, await _save_points(client), cluster)
+
+
+def judge_servers(nodes: Sequence[Mapping[str, Any]], save_points: str | None, cluster: bool) -> ServerFacts:
+    """Judge what INFO told of each primary. `save_points` is the setting `save`, None where it cannot be read."""
+    for info in nodes:
+        _refuse_unfit(info, cluster)
+    first = nodes[0]
+    name, version = _name_and_version(first)
+    return ServerFacts(
+        name=name,
+        version=version,
+        run_id=",".join(sorted(str(info.get("run_id", "")) for info in nodes)),
+        cluster=cluster,
+        maxmemory=min(int(info.get("maxmemory", 0)) for info in nodes),
+        maxmemory_policy=str(first.get("maxmemory_policy", "")),
+        append_only=all(int(info.get("aof_enabled", 0)) for info in nodes),
+        warnings=tuple(dict.fromkeys(warning for info in nodes for warning in _warnings(info, save_points))),
+    )
+
+
+def _refuse_unfit(info: Mapping[str, Any], cluster: bool) -> None:
+    name, version = _name_and_version(info)
+    mode = info.get("redis_mode", info.get("server_mode", ""))
+    if mode == "sentinel":
+        raise RedisUnavailable(
+            "this is a Sentinel, not the server that it watches; use redis+sentinel://host:26379/service"
+        )
+    if _numbers(version) < MINIMUM.get(name, MINIMUM["Redis"]):
+        raise RedisUnavailable(
+            f"llmq needs Redis 7.0 or Valkey 7.2 or newer, and this is {name} {version}; "
+            "upgrade it, or leave LLMQ_REDIS_URL unset to use the embedded server"
+        )
+    if mode == "cluster" and not cluster:
+        raise RedisUnavailable("this is a node of a cluster; use redis+cluster://host:port instead of redis://")
+    if info.get("role") == "slave":
+        primary = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
+        raise RedisUnavailable(
+            f"this is a replica of {primary}, and takes no writes; point LLMQ_REDIS_URL at the primary, "
+            "or use redis+sentinel://, which follows it"
+        )
+
+
+def _warnings(info: Mapping[str, Any], save_points: str | None) -> list[str]:
+    """Name the settings that can lose jobs (F-026, F-094), each with what to type."""
+    found = []
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        found.append(
+            f"maxmemory-policy is {policy}: a full Redis deletes jobs without a word; "
+            "type CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration"
+        )
+    if not int(info.get("aof_enabled", 0)):
+        lost = "all jobs" if save_points == "" else "the jobs since its last snapshot"
+        found.append(
+            f"appendonly is no: a restart of Redis loses {lost}; "
+            "type CONFIG SET appendonly yes, and set it in the server's configuration"
+        )
+    elif info.get("aof_last_write_status", "ok") != "ok":
+        found.append("the last write to the append-only file failed; free space on the server's disk")
+    return found
+
+
+async def _save_points(client: Redis) -> str | None:
+    try:
+        answer = await client.execute_command("CONFIG GET", "save")
+    except ResponseError:
+        # Hosted servers commonly refuse CONFIG.
+        return None
+    save = answer.get("save")
+    return save if isinstance(save, str) else None
+
+
+def _name_and_version(info: Mapping[str, Any]) -> tuple[str, str]:
+    if "valkey_version" in info:
+        return "Valkey", str(info["valkey_version"])
+    return "Redis", str(info.get("redis_version", "0"))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
