@@ -36,7 +36,8 @@ class Lease:
 
     `key` is the job's id (single jobs) or the line's custom_id (batches); `data` is the encoded job, undecoded, so
     that a malformed one can still be dead-lettered; `attempts`, `crashes` and `preemptions` count what came before
-    this delivery; `cost` is the estimate in LLM tokens that was charged.
+    this delivery; `cost` is the estimate in LLM tokens that was charged; `reply_to` is the client whose inbox is
+    rung (single jobs).
     """
 
     fence: Fence
@@ -49,6 +50,7 @@ class Lease:
     attempts: int = 0
     crashes: int = 0
     preemptions: int = 0
+    reply_to: str = ""
 
     @property
     def suspect(self) -> bool:

@@ -14,6 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Generic, TypeVar, cast
 
+from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
@@ -79,6 +80,15 @@ async def run(redis: Redis, call: Call[T]) -> T:
         reply = await cast(Any, redis).evalsha(call.script.sha, len(call.keys), *call.keys, *call.argv)
     except NoScriptError:
         reply = await cast(Any, redis).eval(call.script.text, len(call.keys), *call.keys, *call.argv)
+    return call.read(reply)
+
+
+def run_sync(redis: SyncRedis, call: Call[T]) -> T:
+    """Make one call on a synchronous connection (the lease thread's)."""
+    try:
+        reply = cast(Any, redis).evalsha(call.script.sha, len(call.keys), *call.keys, *call.argv)
+    except NoScriptError:
+        reply = cast(Any, redis).eval(call.script.text, len(call.keys), *call.keys, *call.argv)
     return call.read(reply)
 
 
@@ -223,6 +233,7 @@ def _lease(row: list[Any], why: Why) -> Lease:
         int(attempts),
         int(crashes),
         int(preemptions),
+        text(fields[9]) if len(fields) > 9 else "",
     )
 
 
@@ -299,11 +310,10 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A job that ends: its lease, how, and the client to tell (single jobs)."""
+    """A job that ends: its lease, and how."""
 
     lease: Lease
     outcome: Answered | Ended
-    reply_to: str = ""
 
 
 def _ending(finish: Finish) -> list[Any]:
@@ -322,7 +332,9 @@ def _ending(finish: Finish) -> list[Any]:
 
 def finish(keys: QueueKeys, consumer: str, host: str, endings: Sequence[Finish]) -> Call[list[Fence]]:
     """End jobs. Answers the fences that were refused: their lease belongs to another delivery."""
-    touched = [key for item in endings for key in keys.of_ending(item.lease.fence.lane, item.lease.key, item.reply_to)]
+    touched = [
+        key for item in endings for key in keys.of_ending(item.lease.fence.lane, item.lease.key, item.lease.reply_to)
+    ]
     argv: list[Any] = [consumer, host]
     for item in endings:
         argv += _ending(item)
@@ -352,17 +364,17 @@ def settle(
     keys: QueueKeys,
     consumer: str,
     host: str,
-    settled: Sequence[tuple[Lease, Outcome, str]],
+    settled: Sequence[tuple[Lease, Outcome]],
 ) -> list[Call[Any]]:
     """Return the calls that write outcomes: jobs that end in one call, those handed back in one, each retry in one."""
-    endings = [Finish(lease, out, to) for lease, out, to in settled if isinstance(out, Answered | Ended)]
-    returned = [(lease.fence, out) for lease, out, _ in settled if isinstance(out, HandedBack)]
+    endings = [Finish(lease, out) for lease, out in settled if isinstance(out, Answered | Ended)]
+    returned = [(lease.fence, out) for lease, out in settled if isinstance(out, HandedBack)]
     calls: list[Call[Any]] = []
     if endings:
         calls.append(finish(keys, consumer, host, endings))
     if returned:
         calls.append(hand_back(keys, consumer, returned))
-    calls += [retry(keys, consumer, lease.fence, out) for lease, out, _ in settled if isinstance(out, Retry)]
+    calls += [retry(keys, consumer, lease.fence, out) for lease, out in settled if isinstance(out, Retry)]
     return calls
 
 
@@ -454,10 +466,24 @@ def configure(keys: QueueKeys, changes: Mapping[str, str]) -> Call[int]:
     return Call(script("configure"), keys.shared, [part for pair in changes.items() for part in pair], int)
 
 
-def beat(keys: QueueKeys, worker_id: str, *, ttl_ms: int, fields: Mapping[str, str | int]) -> Call[int]:
-    """Write a worker's heartbeat. Answers the format of the queue's data."""
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a heartbeat brings back: the format of the queue's data, Redis' time in ms, the live settings."""
+
+    format: int
+    now_ms: int
+    config: dict[bytes, bytes]
+
+
+def beat(keys: QueueKeys, worker_id: str, *, ttl_ms: int, fields: Mapping[str, str | int]) -> Call[Beat]:
+    """Write a worker's heartbeat."""
+
+    def read(reply: list[Any]) -> Beat:
+        form, now_ms, flat = reply
+        return Beat(int(form), int(now_ms), dict(zip(flat[::2], flat[1::2], strict=True)))
+
     argv = [worker_id, ttl_ms, *(part for pair in fields.items() for part in pair)]
-    return Call(script("beat"), (*keys.shared, keys.worker(worker_id)), argv, int)
+    return Call(script("beat"), (*keys.shared, keys.worker(worker_id)), argv, read)
 
 
 @dataclass(frozen=True, slots=True)

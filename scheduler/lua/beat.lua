@@ -7,7 +7,7 @@
 --         3.. field, value  one pair a field
 -- From    any state
 -- To      the same state
--- Returns the format of the queue's data
+-- Returns the format of the queue's data; Redis' time in ms; the live settings
 
 local worker = KEYS[19]
 local id, ttl = ARGV[1], ARGV[2]
@@ -18,4 +18,4 @@ redis.call('PEXPIRE', worker, ttl)
 redis.call('ZADD', workers, clock(), id)
 redis.call('PEXPIRE', workers, WEEK)
 redis.call('HSETNX', config, 'format', 1)
-return redis.call('HGET', config, 'format')
+return {redis.call('HGET', config, 'format'), clock(), redis.call('HGETALL', config)}

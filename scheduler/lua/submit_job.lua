@@ -28,7 +28,7 @@ if ttl == '' then ttl = cls == 'i' and (settings[3] or 60000) or 0 end
 local expires = tonumber(ttl) > 0 and now + tonumber(ttl) or 9e15
 
 -- XADD is the first write: at maxmemory it is refused before anything has changed.
-local entry = redis.call('XADD', stream, '*', 'k', id, 'd', data, 'c', cost, 'x', expires)
+local entry = redis.call('XADD', stream, '*', 'k', id, 'd', data, 'c', cost, 'x', expires, 'r', client)
 if redis.call('HSETNX', lanes, lane, '+' .. cls .. '|' .. tenant .. '|0000000000000') == 1 then
   redis.call('XGROUP', 'CREATE', stream, 'workers', 0)
 end
