@@ -28,7 +28,12 @@ from redis.exceptions import ConnectionError, ReadOnlyError
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
-from llmq.scheduler.redis_url import RedisAddress, Topology, parse_redis_url
+from llmq.scheduler.redis_errors import redis_errors
+from llmq.scheduler.redis_url import RedisAddress, Topology, parse_redis_url, redact
+from llmq.scheduler.server_check import ServerFacts, check_server
+
+# What a caller that connects needs beside the client.
+__all__ = ["PrimaryDemoted", "ServerFacts", "check_server", "connect", "connect_sync", "redact", "redis_errors"]
 
 #: Connecting, and a reply to a command that does not block, take at most this long.
 TIMEOUT_S = 5.0
@@ -270,6 +275,9 @@ class _WaitingCluster(redis.asyncio.RedisCluster):
     redirected sends single commands from within, so places shared by both could all be held by waiting pipelines.
     """
 
+    #: No error is one after which a command is sent again (MOVED, ASK and TRYAGAIN are no errors: it did not run).
+    ERRORS_ALLOW_RETRY = ()  # type: ignore[assignment]
+
     def __init__(self, address: RedisAddress, options: Mapping[str, Any], places: int, wait: float) -> None:
         super().__init__(
             startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
@@ -320,10 +328,14 @@ class _Places:
         self._semaphore.release()
 
 
+class _SyncCluster(redis.RedisCluster):
+    ERRORS_ALLOW_RETRY = ()  # type: ignore[assignment]
+
+
 def _sync_cluster(address: RedisAddress, options: Mapping[str, Any]) -> redis.RedisCluster:
     host, port = address.hosts[0]
     # Only a client that is made from a URL builds its nodes' pools of the class that it is given.
-    return redis.RedisCluster(
+    return _SyncCluster(
         url=f"{'rediss' if address.tls else 'redis'}://{f'[{host}]' if ':' in host else host}:{port}",
         startup_nodes=[SyncClusterNode(*node) for node in address.hosts[1:]],  # type: ignore[no-untyped-call]
         connection_pool_class=redis.BlockingConnectionPool,
@@ -333,5 +345,5 @@ def _sync_cluster(address: RedisAddress, options: Mapping[str, Any]) -> redis.Re
 
 
 def _no_cluster_retry() -> dict[str, Any]:
-    """Return what keeps redis-py 5 from retrying; later versions take `retry` alone, and warn about this argument."""
-    return {"cluster_error_retry_attempts": 0} if redis.VERSION[0] < 6 else {}
+    """Return what redis-py 5 wants besides `retry`: there it is how often a pipeline is sent, 0 being never."""
+    return {"cluster_error_retry_attempts": 1} if redis.VERSION[0] < 6 else {}

@@ -162,7 +162,7 @@ class InputFile:
 
 
 class _Passage(io.RawIOBase):
-    """One read through a file from its begin, with a position of its own; hashes what it reads."""
+    """One read through a file from its beginning, with a position of its own; hashes what it reads."""
 
     def __init__(self, descriptor: int, *, hashed: bool) -> None:
         self._descriptor = descriptor

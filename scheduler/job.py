@@ -80,7 +80,7 @@ class Job:
         if not isinstance(record, dict):
             raise EncodingError("job", "is not a stored job (no map)")
         url, body, reply_to = record.get("u"), record.get("b"), record.get("r", "")
-        if url not in ENDPOINTS or not isinstance(body, dict) or not isinstance(reply_to, str):
+        if not (isinstance(url, str) and isinstance(body, dict) and isinstance(reply_to, str)) or url not in ENDPOINTS:
             raise EncodingError("job", "is not a stored job (fields missing or of the wrong type)")
         return cls(url, body, reply_to)
 

@@ -37,7 +37,7 @@ class Lease:
     `key` is the job's id (single jobs) or the line's custom_id (batches); `data` is the encoded job, undecoded, so
     that a malformed one can still be dead-lettered; `attempts`, `crashes` and `preemptions` count what came before
     this delivery; `cost` is the estimate in LLM tokens that was charged; `reply_to` is the client whose inbox is
-    rung (single jobs).
+    rung (single jobs); `queued_at` is when the job was submitted, in seconds on Redis' clock.
     """
 
     fence: Fence
@@ -51,6 +51,7 @@ class Lease:
     crashes: int = 0
     preemptions: int = 0
     reply_to: str = ""
+    queued_at: float = 0.0
 
     @property
     def suspect(self) -> bool:
@@ -114,6 +115,7 @@ class ErrorCode(StrEnum):
     RESULT_TOO_LARGE = "result_too_large"
     MALFORMED = "malformed_job"
     LOST = "lost"
+    INVALID_LINE = "invalid_line"
 
 
 @dataclass(frozen=True, slots=True)

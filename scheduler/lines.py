@@ -64,6 +64,11 @@ class UnusableLine(LineFault):
     key: str
     offset: int
 
+    @property
+    def number(self) -> int:
+        """The line's number, under the name that it has in an `InputLine`."""
+        return self.line
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:

@@ -39,7 +39,7 @@ class Output(Protocol):
 
     @property
     def cursor(self) -> str:
-        """The collector's place at the last sync, "" at the begin."""
+        """The collector's place at the last sync, "" at the beginning."""
         ...
 
     @property

@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -65,7 +66,7 @@ class ResultFile:
 
     @property
     def cursor(self) -> str:
-        """The collector's place at the last sync, "" at the begin."""
+        """The collector's place at the last sync, "" at the beginning."""
         return self._state.cursor
 
     @property
@@ -113,7 +114,8 @@ class ResultFile:
             while written < len(block):
                 written += os.pwrite(self._descriptor, block[written:], self._length + written)
         except OSError as error:
-            os.ftruncate(self._descriptor, self._length)  # whole lines only
+            with suppress(OSError):  # whole lines only; if even this fails, the next start cuts the file
+                os.ftruncate(self._descriptor, self._length)
             raise self._cannot_write(error) from error
         self._length += len(block)
         self._lines.clear()

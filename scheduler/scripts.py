@@ -43,7 +43,7 @@ NAMES = (
 )  # fmt: skip
 
 #: What a worker passes at most: more lanes make the script's KEYS long for little gain.
-MAX_CANDIDATES = 8
+MAX_CANDIDATES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +234,7 @@ def _lease(row: list[Any], why: Why) -> Lease:
         int(crashes),
         int(preemptions),
         text(fields[9]) if len(fields) > 9 else "",
+        int(fields[7] if fields[6] == b"t" else entry.partition(b"-")[0]) / 1000,
     )
 
 

@@ -113,7 +113,7 @@ def _warnings(info: Mapping[str, Any], save_points: str | None) -> list[str]:
 
 async def _save_points(client: Redis) -> str | None:
     try:
-        answer = await client.execute_command("CONFIG GET", "save")
+        answer = await client.execute_command("CONFIG GET", "save")  # type: ignore[no-untyped-call]
     except ResponseError:
         # Hosted servers commonly refuse CONFIG.
         return None

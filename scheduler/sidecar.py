@@ -44,7 +44,7 @@ def read_sidecar(output: Path) -> Sidecar | None:
     path = sidecar_path(output)
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None

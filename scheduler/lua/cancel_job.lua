@@ -33,10 +33,12 @@ if state == 'expired' and tonumber(expires) > now then return {'running'} end
 local there = redis.call('XDEL', stream, entry)
 redis.call('ZREM', back, entry)
 redis.call('HDEL', tries, lane .. '|' .. entry)
-if there == 1 then uncount(meta and meta.cls or string.sub(lane, 1, 1), 1) else state, code = 'lost', 'lost' end
+uncount(meta and meta.cls or string.sub(lane, 1, 1), 1)
+if there == 0 then state, code = 'lost', 'lost' end -- somebody else deleted it
 redis.call('HSET', job, 'state', state, 'code', code, 'message', message, 'ended_at', now)
 redis.call('PEXPIRE', job, tonumber(redis.call('HGET', config, 'keep_interactive') or 600000))
 redis.call('XADD', inbox, 'MAXLEN', '~', 10000, '*', 't', 'e', 'j', id, 'v', 0)
 redis.call('PEXPIRE', inbox, 600000)
-if redis.call('XLEN', stream) == 0 then remove_lane(lane, meta, stream, back) end
+if redis.call('XLEN', stream) == 0 then remove_lane(lane, meta, stream, back)
+elseif meta and not has_new(stream) then leave_when_drained(lane, meta, back, now) end
 return {'cancelled'}

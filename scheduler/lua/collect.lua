@@ -54,9 +54,5 @@ if total > limit / 2 then
     total = redis.call('DECRBY', held, freed)
   end
 end
-if total <= limit and tonumber(redis.call('ZSCORE', asleep, lane)) == UNCOLLECTED then
-  redis.call('ZREM', asleep, lane)
-  arrive(lane, meta_of(lane), clock())
-  ring('b', 8)
-end
+wake_uncollected(total, clock())
 return trimmed

@@ -17,5 +17,9 @@ if redis.call('HEXISTS', lanes, lane) == 1 then return {'open', status} end
 redis.call('ZREM', batches, id)
 if not status then return {'unknown'} end
 redis.call('DEL', batch, results)
-if tonumber(bytes or 0) > 0 and redis.call('DECRBY', held, bytes) <= 0 then redis.call('DEL', held) end
+if tonumber(bytes or 0) > 0 then
+  local total = redis.call('DECRBY', held, bytes)
+  if total <= 0 then redis.call('DEL', held) end
+  wake_uncollected(total, clock())
+end
 return {'ok'}

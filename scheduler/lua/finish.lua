@@ -67,7 +67,7 @@ for at = 3, #ARGV, GROUP do
     local _, attempts, crashes = past(lane, entry)
     redis.call('HDEL', tries, lane .. '|' .. entry)
     if cls == 'b' then
-      settle_start(lane, entry, true)
+      settle_start(lane, entry, state ~= 'cancelled')
       local used = prompt + completion
       if used > 0 and meta then
         local weight = tonumber(redis.call('HGET', config, 'weight.' .. meta.tenant) or 1)

@@ -13,4 +13,6 @@ local consumer, interval = ARGV[1], ARGV[2]
 
 allow_at_maxmemory()
 if not redis.call('SET', sweeper, consumer, 'NX', 'PX', interval) then return {0, {}, {}, 0} end
-return {1, redis.call('ZRANGE', ending, 0, 63), redis.call('HGETALL', lanes), clock()}
+local now = clock()
+wake_uncollected(tonumber(redis.call('GET', held) or 0), now) -- results end by their TTL too
+return {1, redis.call('ZRANGE', ending, 0, 63), redis.call('HGETALL', lanes), now}

@@ -12,12 +12,57 @@ local BELL = {i = bell_i, b = bell_b}
 local WEEK = 7 * 24 * 3600 * 1000
 local UNCOLLECTED = 9e15 -- score in `asleep` of a lane whose results wait for a collector: no clock wakes it
 
--- The one line from which scripts take their time, in ms; a simulation sets config.virtual.
-local function clock()
-  local virtual = redis.call('HGET', config, 'virtual')
+-- The one place from which scripts take their time, in ms; a simulation sets config.virtual.
+local function clock(virtual)
+  if virtual == nil then virtual = redis.call('HGET', config, 'virtual') end
   if virtual then return tonumber(virtual) end
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+-- The settings that hold now. The plan ("from rate burst unit;" a change, in order) is kept a week ahead by the
+-- sweeper; its last change that has begun is in force. A rate there is a number, `off`, `-` (as set) or `closed`.
+local function settings()
+  local virtual, rate, burst, unit, plan, paused_i, paused_b, deadline = unpack(redis.call('HMGET', config,
+    'virtual', 'rate', 'burst', 'unit', 'plan', 'paused_i', 'paused_b', 'deadline'))
+  local now = clock(virtual)
+  local s = {now = now, paused_i = paused_i, paused_b = paused_b, deadline = tonumber(deadline or 30000),
+    open = true, opened = 0, change = nil}
+  local r, b, u = rate, burst, unit
+  for from, rate_then, burst_then, unit_then in string.gmatch(plan or '', '(%d+) (%S+) (%S+) (%S+);') do
+    from = tonumber(from)
+    if from > now then s.change = from break end
+    local open = rate_then ~= 'closed'
+    if open and not s.open then s.opened = from end
+    s.open = open
+    if open and rate_then ~= '-' then r, b, u = rate_then, burst_then, unit_then else r, b, u = rate, burst, unit end
+  end
+  s.rate = tonumber(r) -- nil: unlimited
+  s.burst = s.rate and (tonumber(b) or math.max(1, s.rate))
+  s.by_tokens = u == 'tok'
+  return s
+end
+
+-- The bucket, refilled: time is Redis', elapsed is never negative, and the last refill never goes back.
+local function refilled(s)
+  local tokens, at, start, since, dry =
+    unpack(redis.call('HMGET', bucket, 'tokens', 'at', 'start', 'since', 'dry'))
+  local b = {at = tonumber(at) or s.now, dry = dry, last = math.max(tonumber(start) or 0, tonumber(since) or 0)}
+  if s.rate then
+    b.tokens = math.min(s.burst, (tonumber(tokens) or s.burst) + math.max(0, s.now - b.at) * s.rate / 1000)
+  end
+  return b
+end
+
+-- Write what a claim left in the bucket, and how long nothing could start before.
+local function save_bucket(b, now)
+  if b.tokens then redis.call('HSET', bucket, 'tokens', b.tokens, 'at', math.max(b.at, now)) end
+  if b.dry then
+    redis.call('HINCRBY', bucket, 'exhausted', 1)
+    redis.call('HINCRBY', bucket, 'dry_ms', math.max(0, now - b.dry))
+    redis.call('HDEL', bucket, 'dry')
+  end
+  redis.call('PEXPIRE', bucket, WEEK)
 end
 
 -- A write that is allowed at maxmemory. Redis refuses commands that use memory only until a script's first write, so
@@ -70,7 +115,41 @@ end
 -- A lane has something to claim at `due`, and nothing before.
 local function sleep_until(lane, meta, due)
   if meta.state ~= '+' or redis.call('ZSCORE', ORDER[meta.cls], meta.member) then return end
-  redis.call('ZADD', asleep, 'LT', due, lane)
+  local at = tonumber(redis.call('ZSCORE', asleep, lane))
+  if at == UNCOLLECTED or at and at <= due then return end
+  redis.call('ZADD', asleep, due, lane)
+end
+
+-- Call a command on a lane's group. Where somebody deleted the group, it is made again, at 0 (F-056); where the stream
+-- is gone, and where XREADGROUP finds nothing (`false` on a server), the answer is empty.
+local function in_group(stream, ...)
+  local reply = redis.pcall(...)
+  if not reply then return {} end
+  if not reply.err then return reply end
+  if redis.call('EXISTS', stream) == 0 then return {} end
+  redis.call('XGROUP', 'CREATE', stream, 'workers', 0)
+  return redis.call(...) or {}
+end
+
+-- Does a lane hold entries that its group has never delivered? `last` is the last one delivered, where that is known.
+local function has_new(stream, last)
+  if not last then
+    local groups = redis.pcall('XINFO', 'GROUPS', stream)
+    for _, group in ipairs(groups.err and {} or groups) do
+      if group[2] == 'workers' then last = group[8] end
+    end
+  end
+  return #redis.call('XRANGE', stream, '(' .. (last or '0-0'), '+', 'COUNT', 1) > 0
+end
+
+-- Nothing new waits in a lane. Unless something is due there, it leaves at once, so that `since` is always the moment
+-- at which batch began to wait, and sleeps until the next entry is due; returns that moment.
+local function leave_when_drained(lane, meta, back, now)
+  local due = tonumber(redis.call('ZRANGE', back, 0, 0, 'WITHSCORES')[2])
+  if due and due <= now then return end
+  leave(lane, meta)
+  if due then sleep_until(lane, meta, due) end
+  return due
 end
 
 local function remove_lane(lane, meta, stream, back)
@@ -78,6 +157,9 @@ local function remove_lane(lane, meta, stream, back)
   redis.call('DEL', stream, back)
   redis.call('HDEL', lanes, lane)
   redis.call('ZREM', ending, lane)
+  if redis.call('HLEN', lanes) == 0 then
+    redis.call('PEXPIRE', batches, tonumber(redis.call('HGET', config, 'keep_batch') or WEEK))
+  end
 end
 
 -- Wake at most `count` workers that listen for a class.
@@ -123,7 +205,9 @@ end
 -- keeps its payload and its place. `due` (ms) is when it may start; nil is at once, before lines not yet started.
 local function wait_again(lane, meta, stream, back, entry, due, now)
   redis.call('XACK', stream, 'workers', entry)
-  redis.call('ZADD', back, due or string.match(entry, '^%d+'), entry)
+  -- The id of a single job is a time, which may be ahead of a clock that was set back: 0 then, ids order themselves.
+  local place = tonumber(string.match(entry, '^%d+'))
+  redis.call('ZADD', back, due or place < 1e11 and place or 0, entry)
   if not meta then return end
   if due and due > now then sleep_until(lane, meta, due) else arrive(lane, meta, now) end
 end
@@ -141,8 +225,17 @@ local function end_batch_when_done(lane, meta, stream, back, batch, results, now
   redis.call('PEXPIRE', batch, keep)
   redis.call('PEXPIRE', results, keep)
   redis.call('PEXPIRE', held, keep)
-  if redis.call('HLEN', lanes) == 0 then redis.call('PEXPIRE', batches, keep) end
   return true
+end
+
+-- Wake the lanes whose results waited for a collector, as soon as there is room for more; `total` bytes are held.
+local function wake_uncollected(total, now)
+  if total > tonumber(redis.call('HGET', config, 'results_max_bytes') or 2 ^ 30) then return end
+  for _, lane in ipairs(redis.call('ZRANGEBYSCORE', asleep, UNCOLLECTED, UNCOLLECTED, 'LIMIT', 0, 16)) do
+    redis.call('ZREM', asleep, lane)
+    arrive(lane, meta_of(lane), now)
+    ring('b', 8)
+  end
 end
 
 local function uncount(cls, n)

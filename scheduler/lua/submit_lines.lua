@@ -32,7 +32,7 @@ local now = clock()
 for i = 4, #ARGV, 4 do
   local number, key, data, cost = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   if data ~= '' then
-    redis.call('XADD', stream, number .. '-0', 'k', key, 'd', data, 'c', cost)
+    redis.call('XADD', stream, number .. '-0', 'k', key, 'd', data, 'c', cost, 't', now)
   else
     redis.call('XADD', results, '*', 'n', number, 'k', key, 's', 'failed', 'e', 'invalid_line', 'm', cost)
   end

@@ -22,7 +22,8 @@ local meta, now = meta_of(lane), clock()
 local found = redis.pcall('XAUTOCLAIM', stream, 'workers', consumer, lease, cursor, 'COUNT', count, 'JUSTID')
 if found.err then
   if not string.find(found.err, 'NOGROUP') then return found end
-  redis.call('XGROUP', 'CREATE', stream, 'workers', 0)
+  redis.call('XGROUP', 'CREATE', stream, 'workers', 0) -- what ran is new again
+  arrive(lane, meta, now)
   return {'0-0', 0, {}, {}}
 end
 local again, to_end = 0, {}
@@ -34,6 +35,7 @@ for _, entry in ipairs(found[2]) do
   elseif flags == 's' then verdict = 'interrupted'
   elseif c >= 2 then verdict = 'dead' end
   remember(lane, entry, delivery, a, c + 1, p, flags)
+  settle_start(lane, entry, false)
   if verdict then
     -- A new delivery fences off the attempt that was lost, also where it was the sweeper's own.
     local claimed = redis.call('XCLAIM', stream, 'workers', consumer, 0, entry, 'RETRYCOUNT', delivery + 1)[1]
@@ -42,10 +44,13 @@ for _, entry in ipairs(found[2]) do
         meta and meta.tenant or '', a, c + 1, p, claimed[2]}
     end
   else
-    settle_start(lane, entry, false)
     wait_again(lane, meta, stream, back, entry, nil, now)
     again = again + 1
   end
+end
+for _, entry in ipairs(found[3] or {}) do
+  redis.call('HDEL', tries, lane .. '|' .. entry)
+  redis.call('ZREM', starts, lane .. '|' .. entry)
 end
 if again > 0 and meta then ring(meta.cls, again) end
 return {found[1], again, to_end, found[3] or {}}

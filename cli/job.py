@@ -1,0 +1,86 @@
+"""`llmq job`: look at one interactive (or single batch) job, or cancel it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from llmq.cli.options import Json, Queue, RedisUrl, Yes
+from llmq.cli.render import age, print_facts, print_json, print_line
+from llmq.cli.running import run_async
+from llmq.cli.session import load, open_session
+from llmq.scheduler.job_record import JobRecord
+from llmq.scheduler.queue import CancelResult
+
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+
+_OUTCOMES = {
+    CancelResult.CANCELLED: "cancelled before it started",
+    CancelResult.SIGNALLED: "is being aborted by its worker",
+    CancelResult.ENDED: "had ended already",
+}
+
+
+def show(job_id: JobId, queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> None:
+    """Show where a job is and how it went.
+
+    \b
+    Example:
+      llmq job show 0f8c2a9be1d64c1f
+    """
+    settings = load(queue=queue, redis_url=redis).settings
+
+    async def work() -> tuple[JobRecord, float]:
+        async with open_session(settings) as session:
+            return await session.queue.job(job_id), await session.queue.now_ms() / 1000
+
+    record, now = run_async(work)
+    if json:
+        print_json(record.to_json())
+    else:
+        print_facts(_facts(record, now))
+
+
+def cancel(job_id: JobId, yes: Yes = False, queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> None:
+    """Cancel a job: it never starts, or is aborted within a second. It is one job, named by its id: nobody is asked.
+
+    \b
+    Example:
+      llmq job cancel 0f8c2a9be1d64c1f
+    """
+    settings = load(queue=queue, redis_url=redis).settings
+
+    async def work() -> CancelResult:
+        async with open_session(settings) as session:
+            return await session.queue.cancel_job(job_id)
+
+    result = run_async(work)
+    if json:
+        print_json({"id": job_id, "result": result.value})
+    else:
+        print_line(f"job {job_id} {_OUTCOMES[result]}")
+
+
+def _facts(record: JobRecord, now: float) -> dict[str, str]:
+    usage = record.usage
+    return {
+        "id": record.id,
+        "state": record.state.value,
+        "class": record.cls.value,
+        "tenant": record.tenant,
+        "submitted": f"{age(record.submitted_at, now)} ago",
+        "ended": f"{age(record.ended_at, now)} ago" if record.ended_at else "",
+        "worker": record.consumer or "",
+        "attempts": str(record.attempts or ""),
+        "crashes": str(record.crashes or ""),
+        "status": str(record.status_code or ""),
+        "error": f"{record.code}: {record.message}" if record.code else "",
+        "tokens": f"{usage.prompt_tokens:,} prompt, {usage.completion_tokens:,} completion" if usage.total else "",
+    }
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the noun's app."""
+    for verb in (show, cancel):
+        app.command()(verb)

@@ -1,0 +1,63 @@
+"""Queueing a checked file: into its batch with a progress bar, and a word on who is going to serve it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from llmq.cli.errors import Interrupted
+from llmq.cli.progress import meter
+from llmq.cli.render import notice, warn
+from llmq.scheduler.batch_record import BatchRecord
+from llmq.scheduler.batches import Batches
+from llmq.scheduler.feeding import FeedProgress, FeedState
+from llmq.scheduler.fleet import SILENT, read_workers
+from llmq.scheduler.lines import Checked, InputFile, read_lines
+from llmq.scheduler.queue import Queue
+
+#: What a body may say instead of a model's name: the first one of the engine is meant.
+ANY_MODEL = "default"
+
+#: Names of models that a warning lists.
+_NAMES_SHOWN = 5
+
+
+async def feed(
+    batches: Batches, record: BatchRecord, file: InputFile, checked: Checked, *, wait: bool, again: str
+) -> None:
+    """Queue what the batch does not have yet, and seal it. Raises Interrupted, with the command that goes on."""
+    if record.sealed:
+        return
+    lines = read_lines(file, checked, after=record.next_line - 1)
+    try:
+        with meter("queueing", total=checked.lines, begin=record.lines) as shown:
+
+            def show(progress: FeedProgress) -> None:
+                waits = progress.state not in (FeedState.QUEUEING, FeedState.SEALED)
+                shown.update(progress.lines, note=progress.state.value if waits else "")
+
+            await batches.feed(record.id, lines, wait=wait, on_progress=show)
+    except asyncio.CancelledError:
+        raise Interrupted(f"interrupted; what was queued runs. Queue the rest: {again}") from None
+
+
+async def say_who_serves(queue: Queue, models: frozenset[str]) -> None:
+    """Warn of models that no worker lists, and note when there is no worker."""
+    alive = [worker for worker in await read_workers(queue) if worker.state != SILENT]
+    if not alive:
+        notice(
+            f"note: no worker serves queue {queue.name} now; lines wait until one does: llmq worker --gpu 0"
+            + (f" --queue {queue.name}" if queue.name != "default" else "")
+        )
+        return
+    listed = {model for worker in alive for model in worker.models}
+    if unknown := sorted(models - listed - {ANY_MODEL}):
+        warn(
+            f"no worker of queue {queue.name} lists {'the model' if len(unknown) == 1 else 'the models'} "
+            f"{_names(unknown)} (listed: {_names(sorted(listed)) or 'none'}); an engine that does not know a model "
+            "answers 404, and that is the line's result"
+        )
+
+
+def _names(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(repr(name) for name in names[:_NAMES_SHOWN]) + more

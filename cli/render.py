@@ -1,0 +1,90 @@
+"""What commands print: tables and facts for people, one JSON object for programs.
+
+On a terminal tables are drawn by rich and fit its width; piped they are plain columns, never cut. Notices go to
+stderr, so that stdout is the answer and nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from llmq.cli.progress import format_time
+
+
+def print_json(value: object) -> None:
+    """Print one JSON object."""
+    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2, default=str).decode() + "\n")
+
+
+def print_line(text: str = "") -> None:
+    """Print one line of the answer."""
+    sys.stdout.write(f"{text}\n")
+
+
+def notice(text: str) -> None:
+    """Say something beside the answer."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    """Say what may go wrong."""
+    notice(f"warning: {text}")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows under headings. A heading that ends in `>` is of a column of numbers, set to the right."""
+    if sys.stdout.isatty():
+        _print_drawn(columns, rows)
+    else:
+        _print_plain(columns, rows)
+
+
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print names and values, one pair a line, the values beneath each other; pairs without a value are left out."""
+    shown = {name: value for name, value in facts.items() if value}
+    width = max((len(name) for name in shown), default=0) + 2
+    for name, value in shown.items():
+        print_line(f"{name:{width}}{value}")
+
+
+def age(at: float | None, now: float | None = None) -> str:
+    """Return how long ago a time (Unix seconds) was; "-" for none."""
+    return "-" if not at else format_time((time.time() if now is None else now) - at)
+
+
+def count_of(number: int, noun: str) -> str:
+    """Return "1 line", "2,000 lines"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """Return the plural of one of our nouns."""
+    return f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+
+
+def _print_drawn(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        right = column.endswith(">")
+        table.add_column(column.rstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console(file=sys.stdout, highlight=False).print(table)
+
+
+def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    heads = [column.rstrip(">") for column in columns]
+    widths = [max(map(len, cells)) for cells in zip(heads, *rows, strict=True)]
+    for row in (heads, *rows):
+        cells = [
+            f"{cell:>{width}}" if column.endswith(">") else f"{cell:<{width}}"
+            for cell, width, column in zip(row, widths, columns, strict=True)
+        ]
+        print_line("  ".join(cells).rstrip())

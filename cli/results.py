@@ -1,0 +1,142 @@
+"""Results on their way to the user: followed with a progress bar into an output, and summed up at the end.
+
+`run`, `submit-batch --wait` and `batch results` end here. What is collected, and how it survives a crash, is for
+`scheduler/collecting.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from pathlib import Path
+from typing import IO, Any, Self
+
+import orjson
+
+from llmq.cli.progress import Meter, format_time, meter
+from llmq.cli.render import count_of, notice
+from llmq.cli.session import where_options
+from llmq.scheduler.batch_record import BatchRecord
+from llmq.scheduler.batches import Batches
+from llmq.scheduler.collecting import Collected, Which, collect_to_file
+from llmq.scheduler.outage import REDIS_ERRORS
+from llmq.scheduler.output import Output
+from llmq.scheduler.settings import Loaded
+
+#: Between two looks at a batch that is only waited for.
+_LOOK_S = 1.0
+
+
+class JsonResults:
+    """An output that writes results as one JSON object: `{"id": ..., "results": [...], ...}`, as they come."""
+
+    complete = False
+    cursor = ""
+
+    def __init__(self, stream: IO[bytes], batch_id: str) -> None:
+        self._stream = stream
+        self._length = stream.write(b'{"id":' + orjson.dumps(batch_id) + b',"results":[')
+        self._lines = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def append(self, line: bytes) -> None:
+        """Write one result."""
+        self._length += self._stream.write((b",\n" if self._lines else b"\n") + line)
+        self._lines += 1
+
+    def sync(self, cursor: str) -> int:
+        """Send on what a buffer still holds."""
+        self._stream.flush()
+        self.cursor = cursor
+        return self._length
+
+    def finish(self, cursor: str) -> None:
+        """Send on what a buffer still holds."""
+        self.sync(cursor)
+
+    def end(self, facts: dict[str, Any]) -> None:
+        """Close the list and add what is known of the batch."""
+        rest = orjson.dumps({name: value for name, value in facts.items() if name not in ("id", "results")})
+        self._stream.write(b"\n]," + rest[1:] + b"\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Nothing to let go of: stdout stays open."""
+
+
+async def collect(
+    batches: Batches,
+    record: BatchRecord,
+    out: Output,
+    *,
+    title: str = "collecting",
+    total: int | None = None,
+    which: Which = Which.ALL,
+    follow: bool = True,
+    collector: str | None = None,
+) -> Collected:
+    """Write a batch's results to `out`, showing how far the batch is."""
+    with meter(title, total=total or record.total, begin=record.done) as shown:
+        collected = await collect_to_file(
+            batches,
+            record.id,
+            out,
+            which=which,
+            follow=follow,
+            collector=collector,
+            on_progress=lambda now: show(shown, now),
+        )
+        shown.update(collected.ok + collected.failed, note=_failed(collected.failed))
+    return collected
+
+
+async def wait_for(batches: Batches, record: BatchRecord) -> Collected:
+    """Wait for the end of a batch, showing how far it is; nothing is written."""
+    with meter("running", total=record.total, begin=record.done) as shown:
+        ended = asyncio.create_task(batches.wait(record.id))
+        try:
+            while not ended.done():
+                await asyncio.wait([ended], timeout=_LOOK_S)
+                try:
+                    show(shown, await batches.show(record.id))
+                except REDIS_ERRORS:
+                    continue  # the one that waits decides how long it waits for Redis
+        finally:
+            ended.cancel()
+        last = ended.result()
+        show(shown, last)
+    tokens = last.prompt_tokens, last.completion_tokens
+    return Collected(last.id, last.status, last.completed, last.failed, *tokens, last.seconds, complete=True)
+
+
+def show(shown: Meter, record: BatchRecord) -> None:
+    """Move a meter to where a batch is."""
+    notes = [_failed(record.failed), record.reason, "paused" if record.paused and not record.ended else ""]
+    shown.update(record.done, total=record.total, note="; ".join(note for note in notes if note))
+
+
+def say_ended(collected: Collected, out: Path | None, loaded: Loaded, *, simulated: bool = False) -> None:
+    """Print the last lines of a batch: how many are good, LLM tokens, time, where they are, and what to do next."""
+    tokens = f"{collected.prompt_tokens:,} prompt and {collected.completion_tokens:,} completion tokens"
+    where = f"; results in {out}" if out else ""
+    engine = " (simulated)" if simulated else ""
+    notice(
+        f"{collected.status}{engine}: {count_of(collected.ok, 'line')} ok, {collected.failed:,} failed; {tokens}; "
+        f"{format_time(collected.seconds)}{where}"
+    )
+    if collected.failed:
+        notice(f"run the failed lines again: {command('llmq', 'batch', 'retry', collected.batch_id, *where_options(loaded))}")
+
+
+def command(*words: object) -> str:
+    """Return a command line to type, quoted for the shell."""
+    return shlex.join(str(word) for word in words)
+
+
+def _failed(failed: int) -> str:
+    return f"{failed:,} failed" if failed else ""

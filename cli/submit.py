@@ -1,0 +1,212 @@
+"""`llmq submit-batch`: queue a file of prompts, and on request wait for its results."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmq.cli.errors import SOME_FAILED, Interrupted
+from llmq.cli.options import Json, MaxLineBytes, Model, Ordered, Out, Queue, RedisUrl, SkipBad, Tenant
+from llmq.cli.prompts import checked_prompts
+from llmq.cli.queueing import feed, say_who_serves
+from llmq.cli.render import count_of, notice, print_json, print_line
+from llmq.cli.results import collect, command, say_ended, wait_for
+from llmq.cli.running import run_async
+from llmq.cli.session import load, open_session, where_options
+from llmq.scheduler.batch_record import BatchRecord, new_batch_id
+from llmq.scheduler.batches import Batches
+from llmq.scheduler.collecting import collector_of_stream
+from llmq.scheduler.errors import UsageError
+from llmq.scheduler.lines import Checked, InputFile
+from llmq.scheduler.output import Output, ResultFile, open_output
+from llmq.scheduler.settings import Loaded
+from llmq.scheduler.units import parse_duration
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What was asked for."""
+
+    file: str
+    loaded: Loaded
+    model: str | None
+    window: float | None
+    name: str
+    resume: str | None
+    wait: bool
+    out: Path | None
+    ordered: bool
+    force: bool
+    no_wait: bool
+    skip_bad: bool
+    json: bool
+
+    def again(self, batch_id: str) -> str:
+        """Return the command that goes on with the submission of a batch."""
+        words: list[object] = ["llmq", "submit-batch", self.file, "--resume", batch_id, *where_options(self.loaded)]
+        words += ["--model", self.model] if self.model else []
+        words += ["--skip-bad"] if self.skip_bad else []
+        if self.loaded.source("max_line_bytes") == "argument":
+            words += ["--max-line-bytes", self.loaded.settings.max_line_bytes]
+        words += ["-o", self.out] if self.out else ["--wait"] if self.wait else []
+        return command(*words, *(["--ordered"] if self.ordered else []))
+
+    def collect_later(self, batch_id: str) -> str:
+        """Return the command that goes on collecting the results of a batch."""
+        words: list[object] = ["llmq", "batch", "results", batch_id, *where_options(self.loaded)]
+        words += ["-o", self.out] if self.out else []
+        return command(*words, *(["--ordered"] if self.ordered else []), "--follow")
+
+
+def submit_batch(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="JSON lines; - is stdin.")],
+    queue: Queue = None,
+    tenant: Tenant = None,
+    model: Model = None,
+    window: Annotated[
+        str | None, typer.Option("--window", metavar="TIME", help="Lines that have not started by then expire: 24h.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="TEXT", help="What to call it (default: the file's name).")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the batch has ended.")] = False,
+    out: Out = None,
+    ordered: Ordered = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Queue all of it at once, or nothing (exit 5).")] = False,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="ID", help="Go on with a batch whose submission was cut off.")
+    ] = None,
+    skip_bad: SkipBad = False,
+    max_line_bytes: MaxLineBytes = None,
+    redis: RedisUrl = None,
+    json: Json = False,
+) -> None:
+    """Queue a file of prompts as one batch, and print the batch's id.
+
+    The whole file is checked first; with a bad line in it nothing is queued. While the queue is full it waits for
+    room. A line is an OpenAI batch line, an Anthropic line, {"messages": [...]}, {"prompt": "..."} or a JSON string.
+
+    \b
+    Examples:
+      llmq submit-batch prompts.jsonl
+      llmq submit-batch prompts.jsonl -o results.jsonl      wait for the results
+      llmq submit-batch prompts.jsonl --window 24h --tenant evals
+      zcat prompts.jsonl.gz | llmq submit-batch - --json
+    """
+    if ordered and out is None:
+        raise UsageError("--ordered needs a file to put in order: -o FILE")
+    asked = Submission(
+        file=file,
+        loaded=load(queue=queue, tenant=tenant, redis_url=redis, max_line_bytes=max_line_bytes),
+        model=model,
+        window=parse_window(window),
+        name=name or ("stdin" if file == "-" else Path(file).name),
+        resume=resume,
+        wait=wait or out is not None,
+        out=out,
+        ordered=ordered,
+        force=force,
+        no_wait=no_wait,
+        skip_bad=skip_bad,
+        json=json,
+    )
+    limit = asked.loaded.settings.max_line_bytes
+    with checked_prompts(file, max_line_bytes=limit, model=model, skip_bad=skip_bad) as (opened, checked):
+        failed = run_async(lambda: _submit(asked, opened, checked))
+    if failed and asked.wait:
+        raise typer.Exit(SOME_FAILED)
+
+
+def parse_window(text: str | None) -> float | None:
+    """Return the seconds of `--window`. Raises UsageError."""
+    if text is None:
+        return None
+    try:
+        window = parse_duration(text)
+    except UsageError as error:
+        raise UsageError(f"--window: {error}") from None
+    if window <= 0:
+        raise UsageError(f"--window: expected a time above 0, got {text!r}")
+    return window
+
+
+async def _submit(asked: Submission, file: InputFile, checked: Checked) -> int:
+    """Queue the file, and on request wait for its end; return how many lines have failed."""
+    async with open_session(asked.loaded.settings, warnings=True) as session:
+        batches = Batches(session.queue)
+        with ExitStack() as opened:
+            batch_id = asked.resume or new_batch_id()
+            out: Output | None = None
+            if asked.out is not None:
+                # Before anything is queued: an output that cannot be used must not cost a batch.
+                out = opened.enter_context(
+                    open_output(asked.out, batch_id, ordered=asked.ordered, force=asked.force, input_file=file)
+                )
+            record = await _open(asked, batches, batch_id, file, checked)
+            await say_who_serves(session.queue, checked.models)
+            await feed(batches, record, file, checked, wait=not asked.no_wait, again=asked.again(batch_id))
+            record = await batches.show(batch_id)
+            if asked.wait:
+                return await _wait(asked, batches, record, out)
+    if asked.json:
+        print_json(record.to_json() | {"queue": asked.loaded.settings.queue})
+    else:
+        print_line(batch_id)
+        _say_next(asked, record)
+    return record.failed
+
+
+async def _open(
+    asked: Submission, batches: Batches, batch_id: str, file: InputFile, checked: Checked
+) -> BatchRecord:
+    if not asked.resume:
+        return await batches.open(
+            name=asked.name,
+            digest=file.digest,
+            tenant=asked.loaded.settings.tenant,
+            window=asked.window,
+            need=checked.good if asked.no_wait else 0,
+            batch_id=batch_id,
+            extra={"model": asked.model} if asked.model else {},
+        )
+    record = await batches.reopen(batch_id, file.digest)
+    model = (record.extra or {}).get("model")
+    if model != asked.model:
+        was = f"with --model {model}" if model else "without --model"
+        raise UsageError(f"batch {batch_id} was begun {was}; go on with it {was}")
+    return record
+
+
+async def _wait(asked: Submission, batches: Batches, record: BatchRecord, out: Output | None) -> int:
+    if not asked.json:
+        notice(f"queued {count_of(record.lines, 'line')} as {record.id}")
+    try:
+        if out is None:
+            collected = await wait_for(batches, record)
+        else:
+            # Into a pipe the results are handed over as well; a file says so by itself.
+            collector = None if isinstance(out, ResultFile) else collector_of_stream()
+            collected = await collect(batches, record, out, title="running", collector=collector)
+    except asyncio.CancelledError:
+        raise Interrupted(f"interrupted; the batch goes on. Its results: {asked.collect_later(record.id)}") from None
+    say_ended(collected, asked.out, asked.loaded)
+    if asked.json:
+        record = await batches.show(record.id)
+        output = str(asked.out) if asked.out else None
+        print_json(record.to_json() | {"queue": asked.loaded.settings.queue, "output": output})
+    elif out is None:
+        print_line(record.id)
+    return collected.failed
+
+
+def _say_next(asked: Submission, record: BatchRecord) -> None:
+    where = where_options(asked.loaded)
+    notice(f"queued {count_of(record.lines, 'line')}; what next:")
+    notice(f"  {command('llmq', 'batch', 'show', record.id, *where)}")
+    notice(f"  {command('llmq', 'batch', 'results', record.id, *where, '-o', 'results.jsonl', '--follow')}")

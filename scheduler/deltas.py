@@ -1,0 +1,142 @@
+"""The deltas of one job, put in order: what a stream yields, and what it yields when some of them did not come.
+
+Deltas are told through a bounded inbox, so that some may be trimmed; and a job may be begun by more than one worker.
+What a stream gives is nonetheless always a beginning of the one answer that counts: pieces of the newest delivery in
+order of their place, and after a gap nothing until the end, when the rest of the text comes in one piece. Decides only:
+no Redis, no waiting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from llmq.scheduler.inbox import Delta
+from llmq.scheduler.result import read_body, text_of
+
+#: Bytes of deltas kept for a job whose stream nobody reads; above it the answer's rest comes from its record.
+MAX_KEPT_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaView:
+    """A piece of an answer: its text ("" for chunks without any), and the engine's chunk as it came."""
+
+    text: str
+    raw: bytes = field(repr=False)
+
+    @property
+    def chunk(self) -> Any:
+        """The engine's chunk, read."""
+        return orjson.loads(self.raw)
+
+
+class DeltaOrder:
+    """The deltas of one job: `add` what comes, `take` what may be shown, and at the end ask for the `rest`."""
+
+    __slots__ = ("_delivery", "_early", "_gave_up", "_kept_bytes", "_next", "_ready", "_shown", "_shown_any")
+
+    def __init__(self) -> None:
+        self._delivery = 0
+        self._next = 0
+        self._early: dict[int, Delta] = {}
+        self._ready: list[DeltaView] = []
+        self._shown: list[str] = []
+        self._shown_any = False
+        self._kept_bytes = 0
+        self._gave_up = False
+
+    def add(self, delta: Delta) -> None:
+        """Take in a delta; older deliveries, and what came before, are passed over."""
+        if delta.delivery < self._delivery or self._gave_up:
+            return
+        if delta.delivery > self._delivery:
+            self._begin(delta.delivery)
+        if delta.seq < self._next or delta.seq in self._early or self._gave_up:
+            return
+        self._early[delta.seq] = delta
+        self._kept_bytes += len(delta.chunk) + len(delta.text)
+        while (following := self._early.pop(self._next, None)) is not None:
+            self._ready.append(DeltaView(following.text, following.chunk))
+            self._next += 1
+        if self._kept_bytes > MAX_KEPT_BYTES:
+            self.give_up()
+
+    def take(self) -> list[DeltaView]:
+        """Return what may be shown now, each piece once."""
+        ready, self._ready = self._ready, []
+        self._kept_bytes = sum(len(delta.chunk) + len(delta.text) for delta in self._early.values())
+        self._shown += [view.text for view in ready if view.text]
+        self._shown_any = self._shown_any or bool(ready)
+        return ready
+
+    def give_up(self) -> None:
+        """Keep no deltas any more: the rest of the answer will come from its record."""
+        self._ready.clear()
+        self._early.clear()
+        self._kept_bytes = 0
+        self._gave_up = True
+
+    def rest(self, body: bytes) -> DeltaView | None:
+        """Return what an answer, now whole, has beyond what was shown; None where nothing is missing.
+
+        Raises ValueError where the answer is not the one that was shown: another worker began it again.
+        """
+        if self._ready:
+            raise AssertionError("take() comes before rest()")
+        shown, answer = "".join(self._shown), read_body(body)
+        self._shown = [shown]
+        text = text_of(answer)
+        if self._shown_any and not self._gave_up and not self._early:
+            # Nothing is missing in the middle; only what came after the last piece could be.
+            if not text.startswith(shown) or text == shown:
+                return None
+        elif not text.startswith(shown):
+            raise ValueError("the answer is not the one that was shown")
+        view = _closing(answer, text[len(shown) :], begun=self._shown_any)
+        if self._shown_any and not view.text:
+            return None
+        self._shown, self._shown_any, self._gave_up = [text], True, False
+        self._early.clear()
+        return view
+
+    def _begin(self, delivery: int) -> None:
+        """A newer delivery makes the answer: nothing of an older one counts, but what was shown was shown."""
+        self._delivery = delivery
+        self._next = 0
+        self._early.clear()
+        self._ready.clear()
+        if self._shown_any:
+            self.give_up()
+
+
+def _closing(answer: Any, rest: str, *, begun: bool) -> DeltaView:
+    """Return the rest of an answer as one chunk, in the form in which an engine would have sent it."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
+        return DeltaView(rest, orjson.dumps(answer))
+    choices = []
+    for position, choice in enumerate(answer["choices"]):
+        if not isinstance(choice, dict):
+            continue
+        piece = {name: value for name, value in choice.items() if name not in ("message", "text", "logprobs")}
+        if "text" in choice:
+            piece["text"] = rest if position == 0 else choice["text"]
+        else:
+            piece["delta"] = _delta(choice.get("message"), rest if position == 0 else None, begun=begun)
+        choices.append(piece)
+    chunk = {**answer, "choices": choices}
+    if answer.get("object") == "chat.completion":
+        chunk["object"] = "chat.completion.chunk"
+    return DeltaView(rest, orjson.dumps(chunk))
+
+
+def _delta(message: Any, rest: str | None, *, begun: bool) -> dict[str, Any]:
+    """Return a message as a delta: all of it, or only the text that is missing where the rest has been shown."""
+    if begun and rest is not None:
+        return {"content": rest}
+    delta = {name: value for name, value in message.items() if value is not None} if isinstance(message, dict) else {}
+    if isinstance(calls := delta.get("tool_calls"), list):
+        delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls) if isinstance(call, dict)]
+    return delta

@@ -1,0 +1,148 @@
+"""The job record: what is known of one single job, put together from its hash and from where its entry is.
+
+Read by whoever asks for a job (`Queue.job`) and by whoever waits for one (`waiting.py`); written by the scripts
+`submit_job`, `finish` and `cancel_job` alone. Times are seconds since the epoch, by Redis' clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llmq.scheduler.job import TrafficClass
+from llmq.scheduler.lease import NO_USAGE, Usage
+from llmq.scheduler.state import JobState, derive_state
+
+#: Expiry of a job that may wait for ever, as scripts store it; no clock gets there.
+NEVER_MS = 9e15
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """One single job.
+
+    `attempts` counts attempts that went wrong, `crashes` deaths of a worker or engine with it in flight; both are
+    known while the job lives, and afterwards only where its record holds them (None else). `consumer` is the worker
+    that runs it, `due_at` when a delayed job may start. `status_code` and `body` are the engine's; `code` and
+    `message` say why a job ended without an answer.
+    """
+
+    id: str
+    cls: TrafficClass
+    tenant: str
+    lane: str
+    entry: str
+    client: str
+    state: JobState
+    submitted_at: float
+    expires_at: float | None = None
+    due_at: float | None = None
+    ended_at: float | None = None
+    attempts: int | None = None
+    crashes: int | None = None
+    preemptions: int | None = None
+    consumer: str | None = None
+    status_code: int | None = None
+    request_id: str = ""
+    body: bytes = b""
+    code: str = ""
+    message: str = ""
+    usage: Usage = NO_USAGE
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `job show --json` prints; the body of an answer is not in it."""
+        error = {"code": self.code, "message": self.message} if self.code else None
+        return {
+            "id": self.id,
+            "class": self.cls.value,
+            "state": self.state.value,
+            "tenant": self.tenant,
+            "attempts": self.attempts,
+            "crashes": self.crashes,
+            "preemptions": self.preemptions,
+            "worker": self.consumer,
+            "submitted_at": self.submitted_at,
+            "expires_at": self.expires_at,
+            "due_at": self.due_at,
+            "ended_at": self.ended_at,
+            "status_code": self.status_code,
+            "error": error,
+            "usage": {"prompt_tokens": self.usage.prompt_tokens, "completion_tokens": self.usage.completion_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where the entry of a job that lives is: stored at all, in whose hands, due when, and what came before."""
+
+    stored: bool
+    consumer: str | None
+    due_ms: float | None
+    past: bytes | None
+    now_ms: int
+
+
+#: Of a job that has ended, or whose entry nobody has looked for.
+NOWHERE = Whereabouts(False, None, None, None, 0)
+
+
+def record_of(job_id: str, fields: Mapping[bytes, bytes], where: Whereabouts = NOWHERE) -> JobRecord:
+    """Put a job's record together; `fields` is its hash, which must not be empty."""
+
+    def text(name: bytes) -> str:
+        return fields.get(name, b"").decode(errors="replace")
+
+    def seconds(name: bytes) -> float | None:
+        value = float(fields.get(name) or NEVER_MS)
+        return None if value >= NEVER_MS else value / 1000
+
+    state = derive_state(
+        ended_as=text(b"state"),
+        stored=where.stored,
+        pending=where.consumer is not None,
+        due_ms=where.due_ms,
+        now_ms=where.now_ms,
+    )
+    attempts, crashes, preemptions = _past(fields, where.past, ended=state.ended)
+    return JobRecord(
+        id=job_id,
+        cls=TrafficClass.INTERACTIVE if text(b"class") == "i" else TrafficClass.BATCH,
+        tenant=text(b"tenant"),
+        lane=text(b"lane"),
+        entry=text(b"entry"),
+        client=text(b"client"),
+        state=state,
+        submitted_at=seconds(b"submitted_at") or 0.0,
+        expires_at=seconds(b"expires_at"),
+        due_at=where.due_ms / 1000 if where.due_ms is not None and state is JobState.DELAYED else None,
+        ended_at=seconds(b"ended_at"),
+        attempts=attempts,
+        crashes=crashes,
+        preemptions=preemptions,
+        consumer=where.consumer,
+        status_code=int(fields[b"status"]) if fields.get(b"status") else None,
+        request_id=text(b"request"),
+        body=fields.get(b"body", b""),
+        code=text(b"code"),
+        message=text(b"message"),
+        usage=_usage(fields.get(b"usage", b"")),
+    )
+
+
+def _past(
+    fields: Mapping[bytes, bytes], past: bytes | None, *, ended: bool
+) -> tuple[int | None, int | None, int | None]:
+    """Return attempts, crashes and preemptions: of a job that lives from `tries`, else as far as its record says."""
+    if ended:
+        found = [int(fields[name]) if fields.get(name) else None for name in (b"attempts", b"crashes", b"preemptions")]
+        return found[0], found[1], found[2]
+    if not past:
+        return 0, 0, 0
+    _, attempts, crashes, preemptions, _ = past.split(b" ", 4)
+    return int(attempts), int(crashes), int(preemptions)
+
+
+def _usage(value: bytes) -> Usage:
+    prompt, _, completion = value.partition(b":")
+    return Usage(int(prompt), int(completion)) if prompt.isdigit() and completion.isdigit() else NO_USAGE

@@ -1,0 +1,265 @@
+"""The queue: single jobs go in here, are looked at and cancelled here, and its live settings are changed here.
+
+It stands between whoever has a job (client, gateway, command line) and the scripts. Batches are `batches.py`, waiting
+for an answer is `waiting.py`, claiming is the worker's. Errors of redis-py pass through: the caller knows the URL, and
+stands within `redis_errors`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from enum import StrEnum
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from llmq.scheduler import scripts
+from llmq.scheduler.bucket import plain_limit
+from llmq.scheduler.errors import LLMQError, NotFoundError, QueueFull, UsageError
+from llmq.scheduler.job import Job, TrafficClass
+from llmq.scheduler.job_record import JobRecord, Whereabouts, record_of
+from llmq.scheduler.keys import QueueKeys
+from llmq.scheduler.lease import ErrorCode, lane_of_tenant
+from llmq.scheduler.limit import Limit
+from llmq.scheduler.live import LiveValue, live_values, stored_value
+from llmq.scheduler.settings import check_queue, check_tenant
+from llmq.scheduler.units import Rate, format_size
+from llmq.scheduler.windows import expand, parse_windows
+
+#: The newest format of a queue's data that this version can work with.
+FORMAT = 1
+
+#: A job as it is stored may have this many bytes; a larger one would hold up Redis and everybody's memory (F-096).
+MAX_BODY_BYTES = 16 * 2**20
+
+#: How long a command to a worker waits to be read: a worker reads at once, one that is gone never will.
+CONTROL_TTL_MS = 60_000
+
+#: Redis' time by the same key as everything else: in a cluster TIME alone would go to any node.
+_TIME = "return redis.call('TIME')"
+
+
+class CancelResult(StrEnum):
+    """What cancelling found: ended before its start, its worker was told, or it had ended already (F-124)."""
+
+    CANCELLED = "cancelled"
+    SIGNALLED = "signalled"
+    ENDED = "ended"
+
+
+class Queue:
+    """One queue. `max_body_bytes` bounds a job as it is stored."""
+
+    def __init__(self, redis: Redis, name: str = "default", *, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self.redis = redis
+        self.name = check_queue(name)
+        self.keys = QueueKeys(name)
+        self._max_body_bytes = max_body_bytes
+
+    async def ensure_format(self) -> None:
+        """Raise LLMQError where a newer llmq has written to the queue what this one cannot read."""
+        found = await cast(Any, self.redis).hget(self.keys.config, "format")
+        if found is not None and int(found) > FORMAT:
+            raise LLMQError(
+                f"queue {self.name!r} holds data of format {int(found)}, and this llmq reads up to {FORMAT}; "
+                "update it: pip install -U llmq-streams"
+            )
+
+    async def now_ms(self) -> int:
+        """Return the time that the queue goes by: Redis', or a simulation's."""
+        pipe = self.redis.pipeline(transaction=False)
+        pipe.hget(self.keys.config, "virtual")
+        pipe.eval(_TIME, 1, self.keys.config)
+        virtual, (seconds, micros) = await pipe.execute()
+        return int(virtual) if virtual else int(seconds) * 1000 + int(micros) // 1000
+
+    # --- single jobs ------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        job: Job,
+        *,
+        cls: TrafficClass = TrafficClass.INTERACTIVE,
+        tenant: str = "default",
+        ttl: float | None = None,
+        key: str | None = None,
+        job_id: str | None = None,
+    ) -> str:
+        """Queue one job and return its id; once it has returned, the job is not lost while Redis keeps its data.
+
+        `ttl` is the longest time in seconds that it may wait for its start (None: the class's setting, 0: for ever).
+        The same `key` of the same tenant is the same job, for as long as its record is kept; `job_id` is one that the
+        caller has made with `new_job_id`. Raises QueueFull, EncodingError, and UsageError for a job that is too large.
+
+        A reply that is late or lost is answered by sending the same id once more: the script takes an id only once,
+        so that this cannot make two jobs (F-084).
+        """
+        data = job.encode()
+        if len(data) > self._max_body_bytes:
+            raise UsageError(
+                f"expected a job of at most {format_size(self._max_body_bytes)}, got {format_size(len(data))}; "
+                "pass large inputs by reference, or raise LLMQ_MAX_BODY_BYTES"
+            )
+        job_id = job_id or new_job_id(check_tenant(tenant), key)
+        call = scripts.submit_job(
+            self.keys,
+            job_id,
+            lane=lane_of_tenant(cls, tenant),
+            cls=cls,
+            tenant=tenant,
+            data=data,
+            cost=job.cost(),
+            ttl_ms=None if ttl is None else _ttl_ms(ttl),
+            client=job.reply_to,
+        )
+        try:
+            verdict = await scripts.run(self.redis, call)
+        except (RedisConnectionError, RedisTimeoutError):
+            verdict = await scripts.run(self.redis, call)
+        if verdict.word == "full":
+            raise QueueFull(cls.value, verdict.number)
+        return job_id
+
+    async def job(self, job_id: str) -> JobRecord:
+        """Return what is known of a single job. Raises NotFoundError."""
+        fields: dict[bytes, bytes] = await cast(Any, self.redis).hgetall(self.keys.job(job_id))
+        if not fields.get(b"entry"):
+            raise NotFoundError(
+                f"there is no job {job_id!r} in queue {self.name!r}: it was never submitted there, "
+                "or it ended and its result is not kept any more"
+            )
+        if fields.get(b"state"):
+            return record_of(job_id, fields)
+        where = await self._look_for(fields[b"lane"].decode(), fields[b"entry"].decode())
+        record = record_of(job_id, fields, where)
+        if record.state.ended:
+            # Its entry is gone, so it has ended between the two looks; if not, it is lost indeed.
+            fields = await cast(Any, self.redis).hgetall(self.keys.job(job_id))
+            record = record_of(job_id, fields, where) if fields.get(b"entry") else record
+        return record
+
+    async def cancel_job(self, job_id: str) -> CancelResult:
+        """Cancel a single job: it never starts, or its worker aborts it within a second. Raises NotFoundError."""
+        verdict, lane, entry = await self._end(
+            job_id, state="cancelled", code=ErrorCode.CANCELLED, message="the job was cancelled"
+        )
+        if verdict.word == "unknown":
+            raise NotFoundError(f"there is no job {job_id!r} in queue {self.name!r}")
+        if verdict.word == "signalled":
+            await self.tell_worker(verdict.value, f"cancel {lane} {entry}")
+        return CancelResult(verdict.word)
+
+    async def end_overdue(self, job_id: str) -> bool:
+        """End a job that has waited longer than it may; return whether it has ended, now or before.
+
+        Workers do this when they claim. Where none lives, or all are full, whoever waits for the job does.
+        """
+        verdict, _, _ = await self._end(
+            job_id, state="expired", code=ErrorCode.TIMEOUT, message="no worker was free before its time was over"
+        )
+        return verdict.word in ("cancelled", "ended")
+
+    async def tell_worker(self, worker_id: str, command: str) -> None:
+        """Send a command (`cancel LANE ENTRY`, `cancel-lane LANE`, `drain`) to a worker."""
+        control = self.keys.control(worker_id)
+        pipe = self.redis.pipeline(transaction=False)
+        pipe.rpush(control, command)
+        pipe.pexpire(control, CONTROL_TTL_MS)
+        await pipe.execute()
+
+    async def _look_for(self, lane: str, entry: str) -> Whereabouts:
+        stream, back = self.keys.of_lane(lane)
+        pipe = self.redis.pipeline(transaction=False)
+        pipe.xpending_range(stream, "workers", entry, entry, 1)
+        pipe.zscore(back, entry)
+        pipe.hget(self.keys.tries, f"{lane}|{entry}")
+        pipe.xrange(stream, entry, entry)
+        # A stream that is gone has no group to ask for what is pending.
+        pending, due_ms, past, stored = await pipe.execute(raise_on_error=False)
+        for reply in (due_ms, past, stored):
+            if isinstance(reply, Exception):
+                raise reply
+        holder = pending[0]["consumer"].decode() if isinstance(pending, list) and pending else None
+        return Whereabouts(bool(stored), holder, due_ms, past, await self.now_ms())
+
+    async def _end(self, job_id: str, *, state: str, code: ErrorCode, message: str) -> tuple[scripts.Verdict, str, str]:
+        known = await cast(Any, self.redis).hmget(self.keys.job(job_id), "lane", "entry", "client")
+        if known[0] is None:
+            return scripts.Verdict("unknown"), "", ""
+        lane, entry, client = (value.decode() for value in known)
+        call = scripts.cancel_job(self.keys, job_id, lane=lane, client=client, state=state, code=code, message=message)
+        return await scripts.run(self.redis, call), lane, entry
+
+    # --- live settings ----------------------------------------------------------------------------------------------
+
+    async def settings(self) -> list[LiveValue]:
+        """Return all live settings with their values, and where each is from."""
+        return live_values(await self._config())
+
+    async def set(self, name: str, value: str) -> None:
+        """Change a live setting; `default` takes it back. The very next claim goes by it. Raises SettingsError."""
+        changes = {name: stored_value(name, value)}
+        if name == "windows":
+            changes["plan"] = expand(parse_windows(changes[name]), await self.now_ms()) if changes[name] else ""
+        await scripts.run(self.redis, scripts.configure(self.keys, changes))
+
+    async def refresh_plan(self) -> bool:
+        """Write the plan of the windows anew where the week ahead has moved on; return whether it was written.
+
+        A sweeper calls this about once a minute: most times it reads two fields and is done.
+        """
+        written = False
+        while True:
+            windows, plan = await cast(Any, self.redis).hmget(self.keys.config, "windows", "plan")
+            wanted = expand(parse_windows(windows.decode()), await self.now_ms()) if windows else ""
+            if wanted == (plan or b"").decode():
+                return written
+            # Somebody may set other windows at this moment; the next turn would see it and write theirs.
+            await scripts.run(self.redis, scripts.configure(self.keys, {"plan": wanted}))
+            written = True
+
+    async def rate(self) -> Limit | None:
+        """Return how fast batch may start by `llmq rate`; None is no limit. Windows may say otherwise for a time."""
+        return plain_limit(await self._config())
+
+    async def set_rate(self, rate: Rate | None, burst: float | None = None) -> None:
+        """Limit how fast batch may start; None is no limit. A burst of None is one second's worth, at least 1."""
+        if rate is None:
+            if burst is not None:
+                raise UsageError("a burst goes with a rate: there is nothing to save up where there is no limit")
+            fields = {"rate": "", "burst": "", "unit": ""}
+        else:
+            fields = dict(Limit.of(rate, burst).fields())
+        await scripts.run(self.redis, scripts.configure(self.keys, fields))
+
+    async def pause(self, cls: TrafficClass) -> None:
+        """Let no job of a class start; what runs goes on, and new jobs are still taken."""
+        await scripts.run(self.redis, scripts.configure(self.keys, {f"paused_{cls.letter}": "1"}))
+
+    async def resume(self, cls: TrafficClass) -> None:
+        """Let the jobs of a class start again."""
+        await scripts.run(self.redis, scripts.configure(self.keys, {f"paused_{cls.letter}": ""}))
+
+    async def _config(self) -> dict[bytes, bytes]:
+        config: dict[bytes, bytes] = await cast(Any, self.redis).hgetall(self.keys.config)
+        return config
+
+
+def new_job_id(tenant: str, key: str | None = None) -> str:
+    """Return the id of a new job; with a key it is always the same one for this tenant."""
+    if key is None:
+        return uuid.uuid4().hex
+    if not 1 <= len(key) <= 1000:
+        raise UsageError(f"expected a key of 1 to 1000 characters, got {len(key)}")
+    # Neither a tenant nor the length of a key can make two pairs read as one: a tenant holds no "|".
+    return hashlib.sha256(f"{tenant}|{key}".encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def _ttl_ms(ttl: float) -> int:
+    if not 0 <= ttl <= 365 * 24 * 3600:  # also refuses NaN
+        raise UsageError(f"expected a time in the queue from 0 (for ever) to a year, in seconds, got {ttl!r}")
+    # 0 is for ever: a time that rounds to it is the shortest there is.
+    return max(1, round(ttl * 1000)) if ttl else 0

@@ -1,0 +1,138 @@
+"""Deltas: pieces of answers on their way to the clients that wait for them.
+
+The first delta of an interactive job is a fenced script of its own, because from then on the job is never run again
+(G18); what follows is gathered and sent as one inbox entry a client every 10 ms. Results do not pass here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from llmq.scheduler import scripts
+from llmq.scheduler.inbox import Delta, encode_deltas
+from llmq.scheduler.job import TrafficClass
+from llmq.scheduler.keys import QueueKeys
+from llmq.scheduler.lease import Fence, Lease
+
+#: How long deltas are gathered: below what a reader notices, and one Redis command for all streams of a client.
+GATHER_S = 0.01
+
+RETRY_S = 0.2
+
+#: How long the end of an answer waits for its deltas when Redis does not take them.
+PATIENCE_S = 5.0
+
+INBOX_LENGTH = 10_000
+INBOX_TTL_S = 600
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """The deltas of one attempt: those that wait for the first to be acknowledged, and how many were made."""
+
+    lease: Lease
+    held: list[Delta] = field(default_factory=list)
+    made: int = 0
+    begun: bool = False
+    first: asyncio.Task[None] | None = None
+
+
+class DeltaSender:
+    """Sends deltas of running jobs; calls `on_lost` with the fence of an attempt that may not answer any more."""
+
+    def __init__(self, redis: Redis, keys: QueueKeys, consumer: str, on_lost: Callable[[Fence], None]) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._consumer = consumer
+        self._on_lost = on_lost
+        self._outgoing: dict[Fence, _Outgoing] = {}
+        self._gathered: dict[str, list[Delta]] = defaultdict(list)
+        self._flush: asyncio.Task[None] | None = None
+
+    def send(self, lease: Lease, text: str, chunk: bytes) -> None:
+        """Take one delta; returns at once."""
+        if not lease.reply_to:
+            return
+        out = self._outgoing.get(lease.fence)
+        if out is None:
+            begun = lease.cls is not TrafficClass.INTERACTIVE
+            out = self._outgoing[lease.fence] = _Outgoing(lease, begun=begun)
+        delta = Delta(lease.key, lease.fence.delivery, out.made, text, chunk)
+        out.made += 1
+        if out.begun:
+            self._gather(lease.reply_to, delta)
+            return
+        out.held.append(delta)
+        if (text or out.made > 1) and out.first is None:  # the first chunk names the role only
+            out.first = asyncio.create_task(self._begin(out))
+
+    async def flushed(self, fence: Fence) -> None:
+        """Wait until all deltas of an attempt have been sent, or have been given up (after 5 s)."""
+        out = self._outgoing.get(fence)
+        if out is not None and not out.begun:
+            if out.first is None:
+                out.first = asyncio.create_task(self._begin(out))
+            await asyncio.wait([out.first], timeout=PATIENCE_S)
+        while (flush := self._flush) is not None:
+            await asyncio.wait([flush])
+
+    def forget(self, fence: Fence) -> None:
+        """The attempt is over."""
+        out = self._outgoing.pop(fence, None)
+        if out is not None and out.first is not None:
+            out.first.cancel()
+
+    async def close(self) -> None:
+        """Send what is gathered."""
+        while (flush := self._flush) is not None:
+            await asyncio.wait([flush])
+
+    async def _begin(self, out: _Outgoing) -> None:
+        lease = out.lease
+        inbox = self._keys.inbox(lease.reply_to)
+        sent, out.held = out.held, []
+        call = scripts.first_delta(self._keys, self._consumer, lease, inbox=inbox, data=encode_deltas(sent))
+        # Nothing of the answer may reach the client before Redis knows that it has begun, so this is not given up:
+        # it ends with the attempt. A lost reply sends the same deltas again; the client knows them by their place.
+        while True:
+            try:
+                if await scripts.run(self._redis, call):
+                    break
+                self._on_lost(lease.fence)
+                return
+            except (RedisError, OSError):
+                await asyncio.sleep(RETRY_S)
+        out.begun = True
+        for delta in out.held:
+            self._gather(lease.reply_to, delta)
+        out.held = []
+
+    def _gather(self, client: str, delta: Delta) -> None:
+        self._gathered[client].append(delta)
+        if self._flush is None:
+            self._flush = asyncio.create_task(self._send_gathered())
+
+    async def _send_gathered(self) -> None:
+        await asyncio.sleep(GATHER_S)
+        gathered, self._gathered = self._gathered, defaultdict(list)
+        pipe: Any = self._redis.pipeline(transaction=False)
+        for client, deltas in gathered.items():
+            inbox = self._keys.inbox(client)
+            fields = {"t": "d", "d": encode_deltas(deltas)}
+            pipe.xadd(inbox, fields, maxlen=INBOX_LENGTH, approximate=True)
+            pipe.expire(inbox, INBOX_TTL_S)
+        try:
+            await pipe.execute(raise_on_error=False)
+        except (RedisError, OSError):
+            pass  # a client that misses deltas reads the rest of the answer from the job's record
+        finally:
+            self._flush = None
+        if self._gathered:
+            self._flush = asyncio.create_task(self._send_gathered())

@@ -1,0 +1,80 @@
+"""What is sent to an engine for a job: the body as it was submitted, but for the model's name and the stream.
+
+`http.py` sends it. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import orjson
+
+from llmq.scheduler.errors import UsageError
+from llmq.scheduler.job import Job
+from llmq.workers.engines.merge import Tree
+
+#: A job whose model is missing, empty or this takes whatever the engine serves first.
+DEFAULT_MODEL = "default"
+
+#: Endpoints whose streams tell their usage only when asked; the others always do.
+ASKED_FOR_USAGE = ("/v1/chat/completions", "/v1/completions")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is sent for a job."""
+
+    path: str
+    body: bytes
+    streams: bool
+
+
+def base_url(url: str) -> str:
+    """Return the URL without a trailing `/v1` and slash. Raises UsageError for one that cannot be an engine's."""
+    parts = urlsplit(url.strip())
+    try:
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment:
+        raise UsageError(f"expected the URL of an engine, as in http://HOST:8000 or https://HOST/v1, got {url!r}")
+    if parts.username is not None:
+        raise UsageError("an engine's URL holds no user or password: give the key as the engine's API key")
+    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def request_for(job: Job, model: str | None) -> Request:
+    """Return what is sent: the body as it was submitted, but for the model's name and that it is streamed."""
+    body = {key: value for key, value in job.body.items() if key != "stream"}
+    if model is not None:
+        body["model"] = model
+    elif wants_default_model(job):
+        body.pop("model", None)
+    streams = _can_stream(job.url, body)
+    if streams:
+        body["stream"] = True
+        if job.url in ASKED_FOR_USAGE:
+            options = body.get("stream_options")
+            body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+    else:
+        body.pop("stream_options", None)
+    return Request(job.url, orjson.dumps(body), streams)
+
+
+def _can_stream(url: str, body: Tree) -> bool:
+    """Return whether engines stream this: vLLM refuses to with the three fields named here."""
+    if url == "/v1/embeddings":
+        return False
+    prompt_logprobs, best_of = body.get("prompt_logprobs"), body.get("best_of")
+    return not (
+        (isinstance(prompt_logprobs, int) and prompt_logprobs != 0)
+        or (isinstance(best_of, int) and best_of > 1)
+        or body.get("use_beam_search")
+    )
+
+
+def wants_default_model(job: Job) -> bool:
+    """Return whether the job leaves the choice of the model to the engine."""
+    return job.body.get("model") in (DEFAULT_MODEL, None, "")

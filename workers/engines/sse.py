@@ -1,0 +1,94 @@
+"""Server-sent events: bytes in, events out.
+
+An engine streams its answer as `text/event-stream`; `HttpEngine` feeds what arrives to an `EventParser` and takes the
+events from it. Lines end at LF, CR LF or CR and nowhere else: U+2028, U+2029 and U+0085 are part of the text, and the
+line iterators of str, which split there, break LLM answers. Nothing here knows of JSON or of the network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class EventTooLarge(ValueError):
+    """One event is larger than the parser may hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event: its name ("" where none was given) and its data, lines joined with LF."""
+
+    name: str
+    data: bytes
+
+
+class EventParser:
+    """Splits a stream into events, however the network cut it.
+
+    `max_event_bytes` bounds what is held of an event that has not ended; `id:` and `retry:` are dropped, since llmq
+    never reconnects to a stream.
+    """
+
+    def __init__(self, max_event_bytes: int) -> None:
+        self._max_event_bytes = max_event_bytes
+        self._tail: list[bytes] = []
+        self._name = ""
+        self._data: list[bytes] = []
+        self._held = 0
+        self._after_cr = False
+        self._first_line = True
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Take bytes as they came; return the events that they end. Raises EventTooLarge."""
+        if self._after_cr and data:
+            # The CR ended its line when it came; an LF that follows belongs to it.
+            self._after_cr = False
+            data = data.removeprefix(b"\n")
+        if b"\n" not in data and b"\r" not in data:
+            # A long line in small pieces is joined once, at its end.
+            self._tail.append(data)
+            self._hold(self._held + len(data))
+            return []
+        text = b"".join((*self._tail, data))
+        # Unlike str.splitlines, bytes.splitlines splits at LF, CR LF and CR only.
+        lines = text.splitlines()
+        self._after_cr = text.endswith(b"\r")
+        self._tail = [] if text.endswith((b"\n", b"\r")) else [lines.pop()]
+        events = [event for line in lines if (event := self._take_line(line)) is not None]
+        for event in events:
+            self._hold(len(event.data))
+        self._hold(sum(map(len, self._tail)) + sum(map(len, self._data)))
+        return events
+
+    def close(self) -> list[Event]:
+        """Say that the stream has ended; return an event that only misses its closing empty line."""
+        tail = b"".join(self._tail)
+        self._tail = []
+        events = [self._take_line(tail) if tail else None, self._take_line(b"")]
+        return [event for event in events if event is not None]
+
+    def _take_line(self, line: bytes) -> Event | None:
+        if self._first_line:
+            self._first_line = False
+            line = line.removeprefix(BYTE_ORDER_MARK)
+        if not line:
+            return self._end_event()
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            self._data.append(value.removeprefix(b" "))
+        elif field == b"event":
+            self._name = value.removeprefix(b" ").decode("utf-8", "replace")
+        return None
+
+    def _end_event(self) -> Event | None:
+        event = Event(self._name, b"\n".join(self._data)) if self._data else None
+        self._name = ""
+        self._data = []
+        return event
+
+    def _hold(self, size: int) -> None:
+        if size > self._max_event_bytes:
+            raise EventTooLarge(f"an event of the stream is larger than {self._max_event_bytes:,} bytes")
+        self._held = size

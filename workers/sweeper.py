@@ -1,0 +1,138 @@
+"""The sweeper: gives away what gone workers held, and ends what has to end.
+
+Every worker has one; one at a time sweeps. It reclaims jobs whose lease ran out, ends lines of batches that were
+cancelled or are over their window, and keeps house (dead letters older than 30 days, consumers of gone workers, the
+plan of day and night rates). It never sweeps before one full lease of unbroken contact with the same server (G4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from llmq.scheduler import scripts
+from llmq.scheduler.keys import QueueKeys
+from llmq.scheduler.lease import Lease, Outcome, batch_of
+from llmq.workers.contact import Contact
+from llmq.workers.desk import VERDICTS
+from llmq.workers.keeper import HEARTBEAT_TTL_S
+
+#: Up to this many lanes are all visited in every sweep; more only while a worker is missing, and once a minute.
+FEW_LANES = 100
+FULL_SWEEP_S = 60.0
+
+DEAD_LETTERS_KEPT_MS = 30 * 24 * 3600 * 1000
+
+#: Steps of one reap before other lanes get their turn: about 20 x 3 ms of Redis' time.
+REAP_STEPS = 20
+
+
+class Sweeper:
+    """Sweeps one queue for the worker `consumer`; `keep` and `settle` end the jobs that only it can end."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        keys: QueueKeys,
+        consumer: str,
+        contact: Contact,
+        lease_s: Callable[[], float],
+        end: Callable[[Lease, Outcome], None],
+    ) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._consumer = consumer
+        self._contact = contact
+        self._lease_s = lease_s
+        self._end = end
+        self._full_sweep_at = 0.0
+        self.reclaimed = 0
+
+    async def sweeps(self) -> None:
+        """Sweep until cancelled, each quarter of a lease."""
+        while True:
+            await asyncio.sleep(self._lease_s() / 4 * (0.9 + random.random() / 10))
+            try:
+                await self.sweep()
+            except (RedisError, OSError):
+                self._contact.lost()
+
+    async def sweep(self) -> bool:
+        """Sweep once, if contact allows it and nobody else does; return whether it was done."""
+        info: dict[str, Any] = await self._redis.info("server")
+        self._contact.server(str(info.get("run_id", "")))
+        if self._contact.unbroken() < self._lease_s():
+            return False
+        interval_ms = round(self._lease_s() * 1000 / 4)
+        lead = await scripts.run(self._redis, scripts.lead(self._keys, self._consumer, interval_ms=interval_ms))
+        if not lead.leads:
+            return False
+        gone = await self._gone_workers(lead.now_ms)
+        full = time.monotonic() >= self._full_sweep_at
+        if full or gone or len(lead.lanes) <= FEW_LANES:
+            for lane in lead.lanes:
+                await self._reclaim(lane)
+        overdue = [lane for lane, known in lead.lanes.items() if _over(known, lead.now_ms)]
+        for lane in dict.fromkeys([*lead.ending, *overdue]):
+            await self._reap(lane)
+        if full:
+            await self._keep_house(lead, gone)
+            self._full_sweep_at = time.monotonic() + FULL_SWEEP_S
+        return True
+
+    async def _gone_workers(self, now_ms: int) -> list[str]:
+        """Return the workers that missed two heartbeats."""
+        limit = now_ms - self._lease_s() * 1000 / 2
+        names = cast(list[bytes], await self._redis.zrangebyscore(self._keys.workers, "-inf", limit))
+        return [name.decode() for name in names]
+
+    async def _reclaim(self, lane: str) -> None:
+        cursor = "0-0"
+        lease_ms = round(self._lease_s() * 1000)
+        while True:
+            swept = await scripts.run(
+                self._redis, scripts.sweep(self._keys, self._consumer, lane=lane, lease_ms=lease_ms, cursor=cursor)
+            )
+            self.reclaimed += swept.reclaimed
+            for doomed in swept.doomed:
+                self._end(doomed.lease, VERDICTS[doomed.verdict])
+            cursor = swept.cursor
+            if cursor == "0-0":
+                return
+
+    async def _reap(self, lane: str) -> None:
+        batch_id = batch_of(lane)
+        if batch_id is None:
+            return
+        cursor = "0-0"
+        for _ in range(REAP_STEPS):
+            cursor, _ended = await scripts.run(
+                self._redis, scripts.reap(self._keys, batch_id, lane=lane, cursor=cursor)
+            )
+            if cursor == "0-0":
+                return
+
+    async def _keep_house(self, lead: scripts.Lead, gone: list[str]) -> None:
+        await self._redis.xtrim(self._keys.dead, minid=lead.now_ms - DEAD_LETTERS_KEPT_MS, approximate=False)
+        for lane in lead.lanes:
+            try:
+                consumers: list[dict[str, Any]] = await self._redis.xinfo_consumers(self._keys.lane(lane), "workers")
+            except ResponseError:  # an open batch without lines has no stream yet; a lane may just have ended
+                continue
+            for consumer in consumers:
+                if consumer["pending"] == 0 and (name := consumer["name"].decode()) in gone:
+                    await scripts.run(self._redis, scripts.forget(self._keys, name, lane=lane))
+        buried = lead.now_ms - 2 * HEARTBEAT_TTL_S * 1000
+        await self._redis.zremrangebyscore(self._keys.workers, "-inf", buried)
+
+
+def _over(known: str, now_ms: int) -> bool:
+    """Whether what is known of a lane (`state class|tenant|due`) says that its window is over."""
+    due = int(known.rpartition("|")[2])
+    return 0 < due <= now_ms
