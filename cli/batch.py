@@ -1,30 +1,24 @@
-"""`llmq batch`: look at batches, take their results, and pause, resume, retry, cancel or delete them."""
+"""`llmq batch`: the verbs of the noun, and here those that only look.
+
+`batch_results.py` delivers results, `batch_changes.py` changes batches.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import sys
 import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llmq.cli.asking import confirm
-from llmq.cli.errors import SOME_FAILED, Interrupted
-from llmq.cli.options import Json, Ordered, Out, Queue, RedisUrl, Yes
-from llmq.cli.render import age, count_of, notice, print_facts, print_json, print_line, print_table
-from llmq.cli.results import command
+from llmq.cli import batch_changes, batch_results
+from llmq.cli.options import BatchId, Json, Queue, RedisUrl
+from llmq.cli.render import age, notice, print_facts, print_json, print_table
 from llmq.cli.running import run_async
-from llmq.cli.session import load, open_session, where_options
-from llmq.cli.submit import parse_window
+from llmq.cli.session import load, with_batches
 from llmq.scheduler.batch_record import BatchRecord
-from llmq.scheduler.batches import Batches
-from llmq.scheduler.settings import Loaded
 from llmq.scheduler.units import format_count
 
-BatchId = Annotated[str, typer.Argument(metavar="ID", help="The batch's id.")]
+_COLUMNS = ("id", "status", "done>", "lines>", "failed>", "age>", "name")
 
 
 def ls(
@@ -40,19 +34,14 @@ def ls(
       llmq batch ls
       llmq batch ls --queue llama-70b --json
     """
-    loaded = load(queue=queue, redis_url=redis)
-    records = _with_batches(loaded, lambda batches: batches.ls(limit))
+    settings = load(queue=queue, redis_url=redis).settings
+    records = run_async(lambda: with_batches(settings, lambda batches: batches.ls(limit)))
     if json:
-        print_json({"queue": loaded.settings.queue, "batches": [record.to_json() for record in records]})
-    elif not records:
-        notice(f"queue {loaded.settings.queue} has no batches; submit one: llmq submit-batch FILE")
+        print_json({"queue": settings.queue, "batches": [record.to_json() for record in records]})
+    elif records:
+        print_table(_COLUMNS, [_row(record) for record in records])
     else:
-        print_table(["id", "status", "lines>", "done>", "failed>", "age>", "name"], [_row(record) for record in records])
-
-
-def _row(record: BatchRecord) -> list[str]:
-    counts = (record.lines if record.total is None else record.total, record.done, record.failed)
-    return [record.id, _status(record), *map(format_count, counts), age(record.created_at), record.name]
+        notice(f"queue {settings.queue} has no batches; submit one: llmq submit-batch FILE")
 
 
 def show(batch_id: BatchId, queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> None:
@@ -60,31 +49,54 @@ def show(batch_id: BatchId, queue: Queue = None, redis: RedisUrl = None, json: J
 
     \b
     Example:
-      llmq batch show batch_0dhg7rj2gk5wq --json
+      llmq batch show batch_01h8xk2c5m --json
     """
-    loaded = load(queue=queue, redis_url=redis)
-    record = _with_batches(loaded, lambda batches: batches.show(batch_id))
+    settings = load(queue=queue, redis_url=redis).settings
+    record = run_async(lambda: with_batches(settings, lambda batches: batches.show(batch_id)))
     if json:
         print_json(record.to_json())
     else:
         print_facts(_facts(record))
 
 
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the noun's app."""
+    changes = batch_changes
+    for verb in (
+        ls,
+        show,
+        batch_results.results,
+        changes.pause,
+        changes.resume,
+        changes.retry,
+        changes.cancel,
+        changes.delete,
+    ):
+        app.command()(verb)
+
+
+def _row(record: BatchRecord) -> list[str]:
+    total = record.lines if record.total is None else record.total
+    counts = map(format_count, (record.done, total, record.failed))
+    return [record.id, _status(record), *counts, age(record.created_at), record.name]
+
+
 def _facts(record: BatchRecord) -> dict[str, str]:
-    total = f"{record.lines:,} so far (still being submitted)" if record.total is None else f"{record.total:,}"
-    tokens = record.prompt_tokens + record.completion_tokens
+    living = not record.ended
+    left = record.expires_at - time.time() if record.expires_at and living else None
+    tokens = f"{record.prompt_tokens:,} prompt, {record.completion_tokens:,} completion"
     return {
         "id": record.id,
         "status": _status(record) + (f" ({record.reason})" if record.reason else ""),
         "name": record.name,
         "tenant": record.tenant,
-        "lines": total,
+        "lines": f"{record.lines:,} so far; more may come" if record.total is None else f"{record.total:,}",
         "done": f"{record.done:,} ({record.progress:.0%}), {record.failed:,} of them failed",
-        "running": "" if record.ended else f"{record.running:,}",
-        "waiting": "" if record.ended else f"{record.waiting:,}",
-        "tokens": f"{record.prompt_tokens:,} prompt, {record.completion_tokens:,} completion" if tokens else "",
+        "running": f"{record.running:,}" if living else "",
+        "waiting": f"{record.waiting:,}" if living else "",
+        "tokens": tokens if record.prompt_tokens + record.completion_tokens else "",
         "submitted": f"{age(record.created_at)} ago",
-        "window": "" if record.ended or not record.expires_at else f"ends in {age(2 * time.time() - record.expires_at)}",
+        "window": f"{age(time.time() - left)} left" if left is not None else "",
         "ended": f"{age(record.ended_at)} ago" if record.ended_at else "",
         "retry of": record.retry_of,
         "digest": record.digest,

@@ -12,7 +12,7 @@ from llmq.scheduler.settings import Settings
 
 
 def config(queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> None:
-    """Show the settings of this process, and where each one is from.
+    """Show the settings of this process with their source.
 
     A value comes from the first of: a flag, the environment (LLMQ_QUEUE), llmq.toml, the default. What acts on every
     worker at once (rate, deadline, ...) is shown by `llmq set`.

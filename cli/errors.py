@@ -39,18 +39,18 @@ class Interrupted(Exception):
     """Ctrl-C or SIGTERM; the message says what goes on and how to resume."""
 
 
-def guard(command: Callable[[], object]) -> int:
+def guard(command: Callable[[], object], *, debug: bool = False) -> int:
     """Run a command to its end; print what went wrong, if anything did, and return the exit code."""
     try:
         command()
         sys.stdout.flush()
     except BaseException as error:
-        return report(error, sys.stderr)
+        return report(error, sys.stderr, debug=debug)
     return OK
 
 
-def report(error: BaseException, stderr: IO[str]) -> int:
-    """Print one error for a person and return the exit code that it means."""
+def report(error: BaseException, stderr: IO[str], *, debug: bool = False) -> int:
+    """Print one error for a person (and for a developer where it came from); return the exit code that it means."""
     error = _cause(error)
     if isinstance(error, typer.Exit):
         return error.exit_code
@@ -59,7 +59,7 @@ def report(error: BaseException, stderr: IO[str]) -> int:
         _mute_stdout()
         return OK
     text, code = _judge(error)
-    if os.environ.get(DEBUG):
+    if debug and text:
         text = "".join(traceback.format_exception(error)) + text
     try:
         if text:
@@ -98,6 +98,7 @@ def _usage(error: Exception) -> str:
     message = str(getattr(error, "format_message", lambda: str(error))())
     if message.startswith("Usage:"):
         return message
+    message = message.replace("Value error, ", "")  # what a validator of typer's puts in front
     see = f"; see {context.command_path} --help" if context is not None else ""
     return f"error: {message[:1].lower()}{message[1:].rstrip('.')}{see}"
 

@@ -43,7 +43,9 @@ def show(job_id: JobId, queue: Queue = None, redis: RedisUrl = None, json: Json 
 
 
 def cancel(job_id: JobId, yes: Yes = False, queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> None:
-    """Cancel a job: it never starts, or is aborted within a second. It is one job, named by its id: nobody is asked.
+    """Cancel a job.
+
+    It never starts, or is aborted within a second. It is one job, named by its id: nobody is asked.
 
     \b
     Example:

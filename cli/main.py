@@ -6,15 +6,16 @@ ends the process with the exit code that the outcome means (`cli/errors.py`).
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version as version_of
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from llmq.cli import config, server
-from llmq.cli.errors import USAGE, guard
+from llmq.cli import ask, batch, config, job, policy, run, server, status, submit, worker
+from llmq.cli.errors import DEBUG, USAGE, guard
 from llmq.cli.options import Json
 
 #: The terminal that help is set for, at most.
@@ -55,14 +56,16 @@ def _root(
     _needs_verb(context)
 
 
-def _noun(text: str) -> Callable[..., None]:
-    """Return the callback of a noun: it takes `--json` for its verbs and does nothing else."""
+def _noun(text: str, register: Callable[[typer.Typer], None]) -> typer.Typer:
+    """Return the app of a noun; the noun itself takes `--json` for its verbs and does nothing else."""
 
     def noun(context: typer.Context, json: Json = False) -> None:
         _needs_verb(context)
 
     noun.__doc__ = text
-    return noun
+    app = _app(noun)
+    register(app)
+    return app
 
 
 def _needs_verb(context: typer.Context) -> None:
@@ -85,28 +88,36 @@ def _app(callback: Callable[..., None]) -> typer.Typer:
 def build() -> typer.Typer:
     """Put the commands together, in the order in which help lists them."""
     root = _app(_root)
-    nouns: dict[str, tuple[str, Callable[[typer.Typer], Any]]] = {
-        "server": ("The embedded server of this user and host.", server.register),
-    }
-    for name, (text, register) in nouns.items():
-        noun = _app(_noun(text))
-        register(noun)
-        root.add_typer(noun, name=name)
+    root.command()(run.run)
+    root.command("submit-batch")(submit.submit_batch)
+    root.command()(ask.ask)
+    root.command()(worker.worker)
+    root.add_typer(_noun("Look at batches, take their results, and change them.", batch.register), name="batch")
+    root.add_typer(_noun("Look at one single job, or cancel it.", job.register), name="job")
+    root.command()(status.status)
+    root.command()(status.workers)
+    root.command()(policy.pause)
+    root.command()(policy.resume)
+    root.command()(policy.rate)
+    root.command("set")(policy.set_value)
     root.command()(config.config)
+    root.add_typer(_noun("The embedded server of this user and host.", server.register), name="server")
     return root
 
 
 app = build()
 
 
-def run(arguments: Sequence[str]) -> int:
+def run_line(arguments: Sequence[str], *, debug: bool = False) -> int:
     """Run one command line and return its exit code."""
-    return guard(lambda: _end(app(list(arguments), prog_name="llmq", standalone_mode=False)))
+    return guard(lambda: _end(app(list(arguments), prog_name="llmq", standalone_mode=False)), debug=debug)
 
 
 def main() -> None:
     """Run what was typed; the entry point of `llmq`."""
-    sys.exit(run(sys.argv[1:]))
+    # Taken out of the environment: it is no setting, and a variable that no setting goes by is refused.
+    debug = os.environ.pop(DEBUG, "") not in ("", "0")
+    sys.exit(run_line(sys.argv[1:], debug=debug))
 
 
 def _end(code: object) -> None:

@@ -68,3 +68,5 @@ MaxLineBytes = Annotated[
 ]
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+BatchId = Annotated[str, typer.Argument(metavar="ID", help="The batch's id.")]

@@ -7,11 +7,13 @@ from typing import Annotated
 import typer
 
 from llmq.cli.options import Json, Queue, RedisUrl
-from llmq.cli.render import print_json, print_line, print_table
+from llmq.cli.render import notice, print_json, print_line, print_table
 from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session
 from llmq.scheduler.errors import UsageError
+from llmq.scheduler.inspect import read_status
 from llmq.scheduler.job import TrafficClass
+from llmq.scheduler.live import LiveValue, live_setting
 from llmq.scheduler.queue import Queue as JobQueue
 from llmq.scheduler.units import format_rate, parse_rate
 
@@ -27,9 +29,9 @@ def rate(
     redis: RedisUrl = None,
     json: Json = False,
 ) -> None:
-    """Show or change how fast batch may start, in jobs or LLM tokens, for the whole fleet.
+    """Show or change how fast batch may start.
 
-    Chat is never limited, and the deadline of batch comes on top.
+    In jobs or LLM tokens, for the whole fleet. Chat is never limited, and the deadline of batch comes on top.
 
     \b
     Examples:
@@ -54,11 +56,20 @@ def rate(
 
 async def _show_rate(queue: JobQueue, json: bool) -> None:
     limit = await queue.rate()
-    print(limit, json, format_rate)
+    bucket = (await read_status(queue)).bucket
+    if json:
+        print_json({"queue": queue.name, "set": format_rate(limit.rate if limit else None), **bucket.to_json()})
+        return
+    print_line(str(limit) if limit else "off")
+    if bucket.limit != limit or not bucket.open:
+        now = "no batch starts" if not bucket.open else f"the rate is {bucket.limit or 'off'}"
+        notice(f"note: by the windows (llmq set windows) {now} at the moment")
 
 
 def pause(cls: ClassName, queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> None:
-    """Let no job of a class start; what runs goes on, and new jobs are still taken.
+    """Let no job of a class start.
+
+    What runs goes on, and new jobs are still taken.
 
     \b
     Example:
@@ -98,7 +109,9 @@ def set_value(
     redis: RedisUrl = None,
     json: Json = False,
 ) -> None:
-    """Show or change the live settings of a queue; a change acts on the very next claim of every worker.
+    """Show or change the live settings of a queue.
+
+    A change acts on the very next claim of every worker.
 
     \b
     Examples:
@@ -109,18 +122,19 @@ def set_value(
     """
     settings = load(queue=queue, redis_url=redis).settings
 
-    async def work() -> None:
+    async def work() -> list[LiveValue]:
         async with open_session(settings) as session:
             if key is not None and value is not None:
                 await session.queue.set(key, value)
-            values = await session.queue.settings()
-            shown = [found for found in values if key is None or found.name == key]
-            if key is not None and not shown:
-                raise UsageError(f"there is no setting {key!r}; llmq set lists them")
-            if json:
-                print_json({found.name: {"value": found.value, "source": found.source} for found in shown})
-            else:
-                rows = [[found.name, found.value, found.source, found.meaning] for found in shown]
-                print_table(["setting", "value", "source", "what it does"], rows)
+            return await session.queue.settings()
 
-    run_async(work)
+    if key is not None:
+        live_setting(key)  # a name that does not exist is said with the nearest one, and before Redis is asked
+    shown = [found for found in run_async(work) if key is None or found.name == key]
+    if json:
+        print_json({found.name: {"value": found.value, "source": found.source} for found in shown})
+    elif key is not None:
+        print_line(f"{key} = {shown[0].value} ({shown[0].source})" if shown else f"{key} is not set")
+    else:
+        rows = [[found.name, found.value or "-", found.source, found.meaning] for found in shown]
+        print_table(["setting", "value", "source", "what it does"], rows)

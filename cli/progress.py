@@ -127,6 +127,7 @@ class BarMeter:
             TextColumn("{task.fields[text]}", markup=False),
             console=Console(file=stream),
             refresh_per_second=5,
+            redirect_stdout=False,  # results go there, and notices on stderr above the bar
         )
         self._task = self._progress.add_task(counter.title, total=counter.total, text="")
         self._progress.start()

@@ -130,7 +130,8 @@ def say_ended(collected: Collected, out: Path | None, loaded: Loaded, *, simulat
         f"{format_time(collected.seconds)}{where}"
     )
     if collected.failed:
-        notice(f"run the failed lines again: {command('llmq', 'batch', 'retry', collected.batch_id, *where_options(loaded))}")
+        retry = command("llmq", "batch", "retry", collected.batch_id, *where_options(loaded))
+        notice(f"run the failed lines again: {retry}")
 
 
 def command(*words: object) -> str:

@@ -1,49 +1,39 @@
 """How a command runs its asynchronous part: on uvloop where there is one, and ended by Ctrl-C or SIGTERM.
 
-The first signal cancels the command, which lets go of what it holds and raises `Interrupted` with what to type next;
-the second ends the process at once. Commands with a drain of their own take the signals themselves (`on_signals`).
+A command that is interrupted lets go of what it holds and says what goes on and what to type next.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from llmq.cli.errors import INTERRUPTED, Interrupted
+from llmq.workers.shutdown import Shutdown
 
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run `work` to its end. Raises Interrupted when a signal ended it."""
+def run_async(work: Callable[[], Coroutine[Any, Any, T]], shutdown: Shutdown | None = None) -> T:
+    """Run `work` to its end.
+
+    The first signal cancels it and raises Interrupted, the second ends the process. With `shutdown`, signals ask for
+    that instead: once to drain, twice to hand back at once, and the third ends the process.
+    """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_interruptible(work))
+        return runner.run(_interruptible(work, shutdown))
 
 
-async def _interruptible(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+async def _interruptible(work: Callable[[], Coroutine[Any, Any, T]], shutdown: Shutdown | None) -> T:
     task = asyncio.current_task()
     assert task is not None
-    with on_signals(task.cancel):
-        try:
-            return await work()
-        except asyncio.CancelledError:
-            raise Interrupted from None
-
-
-@contextlib.contextmanager
-def on_signals(first: Callable[[], object], second: Callable[[], object] | None = None) -> Iterator[None]:
-    """Call `first` at the first signal and `second` at the next; without `second`, that one ends the process.
-
-    A signal after the second ends the process in any case: nobody presses Ctrl-C three times to wait.
-    """
     loop = asyncio.get_running_loop()
-    steps = iter([first] if second is None else [first, second])
+    steps: Iterator[Callable[[], object]] = iter([task.cancel] if shutdown is None else [shutdown.request] * 2)
 
     def receive() -> None:
         next(steps, _end_at_once)()
@@ -51,10 +41,9 @@ def on_signals(first: Callable[[], object], second: Callable[[], object] | None 
     for number in SIGNALS:
         loop.add_signal_handler(number, receive)
     try:
-        yield
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
+        return await work()
+    except asyncio.CancelledError:
+        raise Interrupted from None
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

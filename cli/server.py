@@ -16,7 +16,7 @@ from llmq.scheduler.units import format_size
 
 
 def start(json: Json = False) -> None:
-    """Start the embedded server; it is the one that runs, if it runs.
+    """Start the embedded server, unless it runs.
 
     Commands start it by themselves where LLMQ_REDIS_URL is not set; it keeps its data under LLMQ_HOME.
 
@@ -34,7 +34,9 @@ def start(json: Json = False) -> None:
 
 
 def stop(json: Json = False) -> None:
-    """Stop the embedded server; its data stays, and the next command starts it again.
+    """Stop the embedded server; its data stays.
+
+    The next command that needs it starts it again.
 
     \b
     Example:
@@ -48,7 +50,7 @@ def stop(json: Json = False) -> None:
 
 
 def status(json: Json = False) -> None:
-    """Show whether the embedded server runs, where, and what it holds.
+    """Show whether the embedded server runs, and where.
 
     \b
     Example:

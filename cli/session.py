@@ -6,21 +6,27 @@ Within a session every error that means "Redis cannot be used" is one line with 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from redis.asyncio import Redis
 
-from llmq.cli.errors import DEBUG
 from llmq.cli.render import warn
+from llmq.scheduler.batches import Batches
 from llmq.scheduler.connection import check_server, connect, redact, redis_errors
 from llmq.scheduler.embedded import ensure_server
-from llmq.scheduler.errors import RedisUnavailable
+from llmq.scheduler.errors import LLMQError, RedisUnavailable
+from llmq.scheduler.outage import REDIS_ERRORS
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.server_check import ServerFacts
 from llmq.scheduler.settings import Loaded, Settings, load_settings
+
+T = TypeVar("T")
+
+#: How often a command on the embedded server looks whether it lives.
+SERVER_CHECK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +41,7 @@ class Session:
 
 def load(**arguments: object) -> Loaded:
     """Return the settings of this command; an argument that is None was not given."""
-    # What only the error boundary reads is no setting of a job's way.
-    environ = {name: value for name, value in os.environ.items() if name != DEBUG}
-    return load_settings(arguments, environ)
+    return load_settings(arguments)
 
 
 def where_options(loaded: Loaded) -> tuple[str, ...]:
@@ -66,6 +70,7 @@ async def open_session(
     """
     url = await asyncio.to_thread(find_redis, settings)
     client = connect(url)
+    keeping = None if settings.redis_url else asyncio.create_task(_keep_server(client, settings))
     try:
         with redis_errors(url):
             facts = await _check(client, url)
@@ -76,7 +81,29 @@ async def open_session(
             await opened.ensure_format()
             yield Session(settings, url, client, opened)
     finally:
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.wait([keeping])
         await client.aclose()
+
+
+async def _keep_server(client: Redis, settings: Settings) -> None:
+    """Start the embedded server again where it has died under a command that goes on: nobody else would."""
+    while True:
+        await asyncio.sleep(SERVER_CHECK_S)
+        try:
+            await client.ping()
+        except REDIS_ERRORS:
+            try:
+                await asyncio.to_thread(ensure_server, settings.home)
+            except LLMQError:
+                continue  # the command's own calls say what is wrong
+
+
+async def with_batches(settings: Settings, work: Callable[[Batches], Awaitable[T]]) -> T:
+    """Do one thing with the batches of the queue."""
+    async with open_session(settings) as session:
+        return await work(Batches(session.queue))
 
 
 async def _check(client: Redis, url: str) -> ServerFacts:

@@ -87,7 +87,7 @@ def submit_batch(
     redis: RedisUrl = None,
     json: Json = False,
 ) -> None:
-    """Queue a file of prompts as one batch, and print the batch's id.
+    """Queue a file of prompts as one batch; print its id.
 
     The whole file is checked first; with a bad line in it nothing is queued. While the queue is full it waits for
     room. A line is an OpenAI batch line, an Anthropic line, {"messages": [...]}, {"prompt": "..."} or a JSON string.
@@ -145,9 +145,8 @@ async def _submit(asked: Submission, file: InputFile, checked: Checked) -> int:
             out: Output | None = None
             if asked.out is not None:
                 # Before anything is queued: an output that cannot be used must not cost a batch.
-                out = opened.enter_context(
-                    open_output(asked.out, batch_id, ordered=asked.ordered, force=asked.force, input_file=file)
-                )
+                out = open_output(asked.out, batch_id, ordered=asked.ordered, force=asked.force, input_file=file)
+                opened.enter_context(out)
             record = await _open(asked, batches, batch_id, file, checked)
             await say_who_serves(session.queue, checked.models)
             await feed(batches, record, file, checked, wait=not asked.no_wait, again=asked.again(batch_id))
@@ -162,9 +161,7 @@ async def _submit(asked: Submission, file: InputFile, checked: Checked) -> int:
     return record.failed
 
 
-async def _open(
-    asked: Submission, batches: Batches, batch_id: str, file: InputFile, checked: Checked
-) -> BatchRecord:
+async def _open(asked: Submission, batches: Batches, batch_id: str, file: InputFile, checked: Checked) -> BatchRecord:
     if not asked.resume:
         return await batches.open(
             name=asked.name,

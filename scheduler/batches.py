@@ -45,7 +45,10 @@ _TRIM_STEP, _TRIM_STEPS = 500, 20
 #: Seconds for which a feed that may not wait looks after the lines that run already, before it leaves them to end.
 _UNDO_S = 10.0
 
-OnFeed = Callable[[FeedProgress], None] | None
+#: What to do when Redis stays away while somebody waits.
+_GOES_ON = "the batch goes on; when it is back, give the same command again"
+
+OnFeed = Callable[[FeedProgress], None]
 
 
 class Batches:
@@ -101,7 +104,12 @@ class Batches:
         return record
 
     async def feed(
-        self, batch_id: str, lines: Iterable[InputLine | LineFault], *, wait: bool = True, on_progress: OnFeed = None
+        self,
+        batch_id: str,
+        lines: Iterable[InputLine | LineFault],
+        *,
+        wait: bool = True,
+        on_progress: OnFeed | None = None,
     ) -> int:
         """Queue the lines of a batch from where it stands, and seal it; return how many lines it has.
 
@@ -114,8 +122,10 @@ class Batches:
         async with contextlib.aclosing(encode_lines(lines, record.next_line)) as encoded:
             return await self._feed(record, encoded, wait, on_progress)
 
-    async def show(self, batch_id: str) -> BatchRecord:
-        """Return what is known of a batch now. Raises NotFoundError."""
+    async def show(self, batch_id: str, *, patient: bool = False) -> BatchRecord:
+        """Return what is known of a batch now; `patient` waits for a Redis that went away. Raises NotFoundError."""
+        if patient:
+            return await self._outage(_GOES_ON).ride_out(lambda: self.show(batch_id))
         (record,) = await read_batches(self._redis, self._keys, [batch_id])
         if record is None:
             raise _unknown(batch_id)
@@ -129,12 +139,12 @@ class Batches:
 
     async def wait(self, batch_id: str) -> BatchRecord:
         """Return the record of a batch once it has ended. One whose window is over is ended, if nobody else does."""
-        pause, outage = Pause(), self._outage("the batch goes on; when it is back, give the same command again")
+        pause, outage = Pause(), self._outage(_GOES_ON)
         record = await self.show(batch_id)
         while not record.ended:
             await outage.ride_out(lambda: self._reap_overdue(batch_id))
             await pause()
-            record = await outage.ride_out(lambda: self.show(batch_id))
+            record = await self.show(batch_id, patient=True)
         return record
 
     async def pause(self, batch_id: str) -> BatchRecord:
@@ -177,7 +187,7 @@ class Batches:
             raise _unknown(batch_id)
 
     async def retry(
-        self, batch_id: str, *, window: float | None = None, wait: bool = True, on_progress: OnFeed = None
+        self, batch_id: str, *, window: float | None = None, wait: bool = True, on_progress: OnFeed | None = None
     ) -> BatchRecord:
         """Make a batch of the failed lines of one that has ended, with the same ids and new line numbers.
 
@@ -253,7 +263,7 @@ class Batches:
         return trimmed
 
     async def _feed(
-        self, record: BatchRecord, lines: AsyncGenerator[SubmitLine, None], wait: bool, on_progress: OnFeed
+        self, record: BatchRecord, lines: AsyncGenerator[SubmitLine, None], wait: bool, on_progress: OnFeed | None
     ) -> int:
         feeder = Feeder(
             self._redis, self._keys, record, wait=wait, on_progress=on_progress, patience_s=self._patience_s

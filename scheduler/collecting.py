@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TypeVar
 
 from llmq.scheduler.batch_record import BatchRecord
 from llmq.scheduler.batches import Batches
-from llmq.scheduler.errors import NotFoundError, RedisUnavailable
+from llmq.scheduler.errors import LLMQError, NotFoundError, RedisUnavailable
+from llmq.scheduler.line_set import LineSet
 from llmq.scheduler.output import Output, ResultFile, count_ok_failed
 from llmq.scheduler.records import ResultRecord, render
 from llmq.scheduler.result_reader import BEGINNING, Page
@@ -38,6 +38,8 @@ SYNC_LINES = 1000
 
 #: Seconds for which a collector that leaves tries to say so.
 _REMOVE_S = 2.0
+
+OnCollect = Callable[[BatchRecord], None]
 
 
 class Which(StrEnum):
@@ -54,7 +56,7 @@ class Which(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collection has brought: of the whole batch, and (`written`) lines written by this run of it.
+    """What a collection has brought: of the whole batch, and (`written`) the lines written by this run of it.
 
     `ok` and `failed` are lines, the tokens their sum, `seconds` the time of the batch from its opening; `complete`
     says that the batch has ended and all its results were read.
@@ -89,7 +91,7 @@ async def collect_to_file(
     which: Which = Which.ALL,
     follow: bool = True,
     collector: str | None = None,
-    on_progress: Callable[[BatchRecord], None] | None = None,
+    on_progress: OnCollect | None = None,
 ) -> Collected:
     """Write the results of a batch to `out`; with `follow` until it has ended, else those that are there.
 
@@ -98,19 +100,18 @@ async def collect_to_file(
     the batch's record about once a second. Raises what `Batches.results` does, and LLMQError when the disk is full:
     give the same command again then, it goes on from there.
     """
-    if out.complete:
+    if out.complete and isinstance(out, ResultFile):
         return await _of_complete(batches, batch_id, out)
     await batches.show(batch_id)  # an unknown batch, or no Redis at all, is said at once
     if isinstance(out, ResultFile) and collector is None and which is Which.ALL:
         collector = collector_of(out.path)
     collection = _Collection(batches, batch_id, out, which, collector)
     try:
-        over = await collection.run(follow, on_progress)
+        complete = await collection.run(follow, on_progress)
     finally:
         if collector is not None and not isinstance(out, ResultFile):
             await _remove(batches, batch_id, collector)
-    record = await batches.show(batch_id)
-    return _summary(record, collection.written, complete=over)
+    return _summary(await batches.show(batch_id, patient=True), collection.written, complete=complete)
 
 
 class _Collection:
@@ -124,37 +125,49 @@ class _Collection:
         self._which = which
         self._collector = collector
         self._cursor = out.cursor or BEGINNING  # behind the last result taken
+        self._taken = LineSet()
         self._unsynced = 0
         self._synced_at = time.monotonic()
 
-    async def run(self, follow: bool, on_progress: Callable[[BatchRecord], None] | None) -> bool:
+    async def run(self, follow: bool, on_progress: OnCollect | None) -> bool:
         """Collect until there is no more; return whether the batch has ended."""
+        if isinstance(self._out, ResultFile) and self._out.cursor:
+            path = self._out.path
+            await _in_thread(lambda: self._taken.add_from(path, self._batch_id))
         if self._collector is not None:
-            # First of all: from now on nothing is trimmed that is not in the output.
+            # Before the first page: from now on nothing is trimmed that is not in the output.
             await self._batches.collected(self._batch_id, self._collector, self._cursor)
-        reader = self._batches.reader(self._batch_id, self._cursor)
         try:
-            while True:
-                page = await self._batches.next_page(reader, self._until_sync() if follow else 0.0)
-                self._take(page)
-                if page.over:
-                    await self._finish()
-                    return True
-                if not page.results and not follow:
-                    await self._sync()
-                    return False
-                if self._until_sync() <= 0 or self._unsynced >= SYNC_LINES:
-                    await self._sync()
-                    if on_progress is not None:
-                        on_progress(await self._batches.show(self._batch_id))
+            over = await self._collect(follow, on_progress)
+            if over and await self._missing():
+                # Redis lost results, and has others in their place with earlier ids (a failover to a slow clock).
+                self._cursor = BEGINNING
+                over = await self._collect(follow, on_progress)
         except asyncio.CancelledError:
             # Ctrl-C: leave the output with all that was read. A resumed run would read it again, but people look.
             self._out.sync(self._cursor)
             raise
+        await self._sync()
+        if over:
+            await self._check_whole()
+            await _in_thread(lambda: self._out.finish(self._cursor))
+        return over
+
+    async def _collect(self, follow: bool, on_progress: OnCollect | None) -> bool:
+        reader = self._batches.reader(self._batch_id, self._cursor)
+        while True:
+            page = await self._batches.next_page(reader, self._until_sync() if follow else 0.0)
+            self._take(page)
+            if page.over or not (page.results or follow):
+                return page.over
+            if self._until_sync() <= 0 or self._unsynced >= SYNC_LINES:
+                await self._sync()
+                if on_progress is not None:
+                    on_progress(await self._batches.show(self._batch_id, patient=True))
 
     def _take(self, page: Page) -> None:
         for cursor, record in page.results:
-            if self._which.wants(record):
+            if self._taken.add(record.line) and self._which.wants(record):
                 self._out.append(render(record, self._batch_id))
                 self.written += 1
             self._cursor = cursor
@@ -165,15 +178,24 @@ class _Collection:
 
     async def _sync(self) -> None:
         await _in_thread(lambda: self._out.sync(self._cursor))
-        # Told again when nothing has come: where the batch sleeps because of its results, this may wake it.
         self._unsynced = 0
         self._synced_at = time.monotonic()
+        # Also when nothing has come: where the batch sleeps because of its results, this may wake it.
         if self._collector is not None:
             await self._batches.collected(self._batch_id, self._collector, self._cursor)
 
-    async def _finish(self) -> None:
-        await self._sync()
-        await _in_thread(lambda: self._out.finish(self._cursor))
+    async def _missing(self) -> int:
+        """Return how many results the batch has that were not taken, in this run or an earlier one of this output."""
+        if self._which is not Which.ALL:
+            return 0  # what an earlier run passed over is not known
+        return (await self._batches.show(self._batch_id, patient=True)).done - len(self._taken)
+
+    async def _check_whole(self) -> None:
+        if missing := await self._missing():
+            raise LLMQError(
+                f"batch {self._batch_id}: {missing:,} of its results are not in Redis any more; the output has the "
+                "others. Redis lost data: see llmq doctor"
+            )
 
 
 async def _remove(batches: Batches, batch_id: str, collector: str) -> None:
@@ -183,20 +205,19 @@ async def _remove(batches: Batches, batch_id: str, collector: str) -> None:
             await batches.collected(batch_id, collector, "")
 
 
-async def _of_complete(batches: Batches, batch_id: str, out: Output) -> Collected:
+async def _of_complete(batches: Batches, batch_id: str, out: ResultFile) -> Collected:
     """Return what a complete output holds; the batch may be gone by now."""
     try:
         return _summary(await batches.show(batch_id), 0, complete=True)
     except NotFoundError:
-        path = out.path if isinstance(out, ResultFile) else Path(os.devnull)
-        counts = await asyncio.to_thread(count_ok_failed, path)
+        counts = await asyncio.to_thread(count_ok_failed, out.path)
         return Collected(batch_id, "completed", counts.ok, counts.failed, complete=True)
 
 
 def _summary(record: BatchRecord, written: int, *, complete: bool) -> Collected:
     return Collected(
         record.id,
-        record.status,
+        record.status.value,
         record.completed,
         record.failed,
         record.prompt_tokens,

@@ -101,10 +101,14 @@ def connect_sync(
     timeout_s: float = TIMEOUT_S,
     max_connections: int = 64,
     client_name: str | None = None,
+    health_check_s: int = HEALTH_CHECK_S,
 ) -> redis.Redis:
-    """Return a client that blocks its thread; as `connect` in everything else. The caller closes it (`close()`)."""
+    """Return a client that blocks its thread; as `connect` in everything else. The caller closes it (`close()`).
+
+    With `health_check_s` 0 no PING is sent, not even on connecting: a server that loads its data refuses it.
+    """
     address = parse_redis_url(url)
-    options = _options(address, blocking_s, timeout_s, client_name)
+    options = _options(address, blocking_s, timeout_s, client_name) | {"health_check_interval": health_check_s}
     bounds: dict[str, Any] = {
         "max_connections": max_connections,
         "timeout": _pool_wait(blocking_s, timeout_s),
@@ -293,6 +297,12 @@ class _WaitingCluster(redis.asyncio.RedisCluster):
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         async with self._commands:
             return await super().execute_command(*args, **kwargs)
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        # After an error redis-py takes the client for one that was never connected, and leaves its nodes open.
+        await self.nodes_manager.aclose()
+        await self.nodes_manager.aclose("startup_nodes")
 
     def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> ClusterPipeline:
         if transaction or shard_hint:

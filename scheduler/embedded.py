@@ -151,9 +151,10 @@ def _ask(folder: ServerFolder, record: ServerRecord) -> dict[str, Any] | None:
 
     The token tells it from other servers, its data folder from that of a home which was copied on this host.
     """
-    with contextlib.closing(connect_sync(record.url, timeout_s=ANSWER_TIMEOUT_S, max_connections=1)) as client:
+    client = connect_sync(record.url, timeout_s=ANSWER_TIMEOUT_S, max_connections=1, health_check_s=0)
+    with contextlib.closing(client):
         try:
-            # These are answered while the server loads its data, too.
+            # Both are answered while the server loads its data, too.
             told = client.config_get("masterauth", "dir")
             if told.get("masterauth") != record.token or not _same(str(told.get("dir")), folder.data):
                 return None

@@ -32,9 +32,10 @@ class Limit:
 
     @classmethod
     def stored(cls, rate: str, burst: str, unit: str) -> Limit | None:
-        """Read what `fields` wrote; None for anything else."""
+        """Read what `fields` wrote, as the scripts do; None for anything else, which is no limit."""
         try:
-            per_second, most = float(rate), float(burst)
+            per_second = float(rate)
+            most = float(burst) if burst else max(1.0, per_second)
         except ValueError:
             return None
         return cls(Rate(per_second, "tok" if unit == "tok" else "job"), most)

@@ -160,7 +160,7 @@ LIVE_SETTINGS: tuple[LiveSetting, ...] = (
     LiveSetting("attempts_batch", "5", "attempts of a batch job that goes wrong", _count(1, 100), _show_count),
     LiveSetting(
         "queue_ttl",
-        "60s",
+        "1m",
         "the longest time an interactive job waits for its start; off: for ever",
         _duration(0.1, off=True),
         _show_duration,

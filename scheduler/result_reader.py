@@ -55,11 +55,14 @@ class ResultReader:
         UsageError when results that come next were collected elsewhere and trimmed.
         """
         page = await self._read()
-        if page.results or page.over or not wait_s:
+        if page.results or page.over:
             return page
-        # Only to be woken: what has come is read as a page, with all checks.
-        results = self._keys.results(self.batch_id)
-        await self._redis.xread({results: self.cursor}, count=1, block=max(1, round(wait_s * 1000)))
+        if not self._ended:
+            if not wait_s:
+                return page
+            # Only to be woken: what has come is read as a page, with all checks.
+            results = self._keys.results(self.batch_id)
+            await self._redis.xread({results: self.cursor}, count=1, block=max(1, round(wait_s * 1000)))
         return await self._read()
 
     async def _read(self) -> Page:

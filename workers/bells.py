@@ -9,54 +9,98 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from llmq.scheduler.keys import QueueKeys
 from llmq.workers.contact import Contact
 from llmq.workers.governor import Allowance
+from llmq.workers.reach import OUT_OF_REACH
 
-#: How long one wait lasts; short, so that the key list follows the room. The server is no finer than 100 ms.
+#: How long one wait lasts; the server is no finer than 100 ms.
 LISTEN_S = 1.0
 
 PAUSE_S = 0.5
 
+#: A wait that does not hear what there is room for by now is ended, but not more often than this: slots of a worker
+#: that drains a batch are free for moments all the time.
+SETTLE_S = 0.02
 
-async def listen(
-    redis: Redis,
-    keys: QueueKeys,
-    worker_id: str,
-    contact: Contact,
-    allowance: Callable[[], Allowance],
-    on_ring: Callable[[], None],
-    on_command: Callable[[str], None],
-) -> None:
-    """Wait for rings and commands until cancelled."""
-    control, bell_i, bell_b = keys.control(worker_id), keys.bell("i"), keys.bell("b")
-    while True:
-        now = allowance()
-        heard = [control]
-        if now.room > 0:
-            heard.append(bell_i)
-        if now.free > now.reserve:
-            heard.append(bell_b)
+#: The command that a worker sends itself to end a wait.
+LISTEN_ANEW = "listen"
+
+
+class Bells:
+    """Listens for one worker; `on_ring` claims, `on_command` takes what was pushed to the control list."""
+
+    def __init__(
+        self,
+        ear: Redis,
+        redis: Redis,
+        keys: QueueKeys,
+        worker_id: str,
+        contact: Contact,
+        allowance: Callable[[], Allowance],
+        on_ring: Callable[[], None],
+        on_command: Callable[[str], None],
+    ) -> None:
+        self._ear: Any = ear
+        self._redis: Any = redis
+        self._control = keys.control(worker_id)
+        self._bells = {True: keys.bell("i"), False: keys.bell("b")}
+        self._contact = contact
+        self._allowance = allowance
+        self._on_ring = on_ring
+        self._on_command = on_command
+        self._heard: set[str] | None = None
+        self._reconsidering: asyncio.Task[None] | None = None
+
+    async def listen(self) -> None:
+        """Wait for rings and commands until cancelled."""
+        while True:
+            heard = self._wanted()
+            try:
+                self._heard = set(heard)
+                reply = await self._ear.blpop(heard, timeout=LISTEN_S * (1 + random.random() / 10))
+                self._heard = None
+                self._contact.seen()
+                if reply is not None:
+                    await self._take(reply[0].decode(), reply[1].decode(errors="replace"))
+            except OUT_OF_REACH:
+                self._heard = None
+                self._contact.lost()
+                await asyncio.sleep(PAUSE_S)
+
+    def reconsider(self) -> None:
+        """Look soon whether the room has changed: no ring may have to wait for the end of a wait that is deaf to it."""
+        if self._reconsidering is None and self._heard is not None:
+            self._reconsidering = asyncio.create_task(self._listen_anew())
+
+    async def _listen_anew(self) -> None:
         try:
-            reply = await cast(Any, redis).blpop(heard, timeout=LISTEN_S * (1 + random.random() / 10))
-            contact.seen()
-            if reply is None:
-                continue
-            key, value = reply[0].decode(), reply[1].decode()
-            if key == control:
-                on_command(value)
-            elif _usable(allowance(), key == bell_i):
-                on_ring()
-            else:
-                await cast(Any, redis).lpush(key, value)
-                await redis.pexpire(key, 60_000)
-        except (RedisError, OSError):
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(SETTLE_S)
+            if self._heard is not None and not self._heard.issuperset(self._wanted()):
+                await self._redis.rpush(self._control, LISTEN_ANEW)
+                await self._redis.pexpire(self._control, 60_000)
+        except OUT_OF_REACH:
+            pass  # the wait ends by itself
+        finally:
+            self._reconsidering = None
+
+    def _wanted(self) -> list[str]:
+        now = self._allowance()
+        return [self._control, *(key for interactive, key in self._bells.items() if _usable(now, interactive))]
+
+    async def _take(self, key: str, value: str) -> None:
+        if key == self._control:
+            if value != LISTEN_ANEW:
+                self._on_command(value)
+        elif _usable(self._allowance(), key == self._bells[True]):
+            self._on_ring()
+        else:
+            await self._redis.lpush(key, value)
+            await self._redis.pexpire(key, 60_000)
 
 
 def _usable(now: Allowance, interactive: bool) -> bool:

@@ -1,7 +1,7 @@
 """Contact: for how long this worker has seen Redis without a gap.
 
 A lease that was not renewed says nothing while Redis was away, so nobody reclaims before one full lease of unbroken
-contact with the same server (G4). The contact is noted by whoever talks to Redis, and asked by the sweeper.
+contact with the same server (G4). Whoever talks to Redis notes the contact; the sweeper asks whether it is enough.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ import threading
 import time
 from collections.abc import Callable
 
+#: Even a short lease wants this much contact, twice the longest time between two heartbeats: by then every worker has
+#: heard of a lease that was made shorter, and renews in time for it.
+LEAST_CONTACT_S = 5.0
+
 
 class Contact:
-    """Unbroken contact with one server. `gap` is the longest time between two signs of life that counts as none."""
+    """Unbroken contact with one server. More than half a lease between two signs of life breaks it."""
 
-    def __init__(self, gap: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._gap = gap
+    def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lease_s = lease_s
         self._clock = clock
         self._lock = threading.Lock()
         self._since: float | None = None
@@ -26,7 +30,7 @@ class Contact:
         """Redis answered."""
         with self._lock:
             now = self._clock()
-            if self._since is None or now - self._last > self._gap:
+            if self._since is None or self._broken(now):
                 self._since = now
             self._last = now
 
@@ -42,10 +46,26 @@ class Contact:
                 self._since = None
             self._run_id = run_id
 
+    def lease_is(self, seconds: float) -> None:
+        """Take over the live setting. Made shorter, it counts from now on: others have yet to hear of it."""
+        with self._lock:
+            if seconds < self._lease_s:
+                self._since = None
+            self._lease_s = seconds
+
     def unbroken(self) -> float:
         """Return the seconds of unbroken contact until now."""
         with self._lock:
             now = self._clock()
-            if self._since is None or now - self._last > self._gap:
-                return 0.0
-            return now - self._since
+            return 0.0 if self._since is None or self._broken(now) else now - self._since
+
+    def wanting(self) -> float:
+        """Return the seconds of contact that are missing before anybody may be reclaimed from; 0: none."""
+        return max(0.0, max(self._lease_s, LEAST_CONTACT_S) - self.unbroken())
+
+    def long_enough(self) -> bool:
+        """Whether a lease that looks as if it had run out has."""
+        return self.wanting() == 0
+
+    def _broken(self, now: float) -> bool:
+        return now - self._last > self._lease_s / 2

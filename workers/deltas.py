@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from llmq.scheduler import scripts
 from llmq.scheduler.inbox import Delta, encode_deltas
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Fence, Lease
+from llmq.workers.reach import OUT_OF_REACH
 
 #: How long deltas are gathered: below what a reader notices, and one Redis command for all streams of a client.
 GATHER_S = 0.01
@@ -55,6 +55,7 @@ class DeltaSender:
         self._outgoing: dict[Fence, _Outgoing] = {}
         self._gathered: dict[str, list[Delta]] = defaultdict(list)
         self._flush: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
 
     def send(self, lease: Lease, text: str, chunk: bytes) -> None:
         """Take one delta; returns at once."""
@@ -76,12 +77,21 @@ class DeltaSender:
     async def flushed(self, fence: Fence) -> None:
         """Wait until all deltas of an attempt have been sent, or have been given up (after 5 s)."""
         out = self._outgoing.get(fence)
-        if out is not None and not out.begun:
-            if out.first is None:
-                out.first = asyncio.create_task(self._begin(out))
-            await asyncio.wait([out.first], timeout=PATIENCE_S)
-        while (flush := self._flush) is not None:
-            await asyncio.wait([flush])
+        if out is None:
+            return
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                if not out.begun:
+                    out.first = out.first or asyncio.create_task(self._begin(out))
+                    await asyncio.wait([out.first])
+                # The last delta is in the parcel that is under way or in the one after it; those that other attempts
+                # fill meanwhile are no reason to wait.
+                for _ in range(2):
+                    if self._flush is not None:
+                        self._hurry.set()
+                        await asyncio.wait([self._flush])
+        except TimeoutError:
+            pass  # the job's record holds the whole answer
 
     def forget(self, fence: Fence) -> None:
         """The attempt is over."""
@@ -91,8 +101,9 @@ class DeltaSender:
 
     async def close(self) -> None:
         """Send what is gathered."""
-        while (flush := self._flush) is not None:
-            await asyncio.wait([flush])
+        while self._flush is not None:
+            self._hurry.set()
+            await asyncio.wait([self._flush])
 
     async def _begin(self, out: _Outgoing) -> None:
         lease = out.lease
@@ -107,7 +118,7 @@ class DeltaSender:
                     break
                 self._on_lost(lease.fence)
                 return
-            except (RedisError, OSError):
+            except OUT_OF_REACH:
                 await asyncio.sleep(RETRY_S)
         out.begun = True
         for delta in out.held:
@@ -120,7 +131,12 @@ class DeltaSender:
             self._flush = asyncio.create_task(self._send_gathered())
 
     async def _send_gathered(self) -> None:
-        await asyncio.sleep(GATHER_S)
+        try:
+            async with asyncio.timeout(GATHER_S):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass
+        self._hurry.clear()
         gathered, self._gathered = self._gathered, defaultdict(list)
         pipe: Any = self._redis.pipeline(transaction=False)
         for client, deltas in gathered.items():
@@ -130,7 +146,7 @@ class DeltaSender:
             pipe.expire(inbox, INBOX_TTL_S)
         try:
             await pipe.execute(raise_on_error=False)
-        except (RedisError, OSError):
+        except OUT_OF_REACH:
             pass  # a client that misses deltas reads the rest of the answer from the job's record
         finally:
             self._flush = None

@@ -16,20 +16,21 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from llmq.scheduler import scripts
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Ended, ErrorCode, Fence, HandedBack, Lease, Outcome, Reason
 from llmq.workers.contact import Contact
-from llmq.workers.governor import NOTHING, Allowance
+from llmq.workers.governor import Allowance
 from llmq.workers.keeper import LeaseKeeper
+from llmq.workers.reach import OUT_OF_REACH
 
 #: With nothing else to wake it, a worker looks again after about this long.
 LOOK_AGAIN_S = 1.0
 
 FIRST_PAUSE_S = 0.05
-LONGEST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 1.0
 
 #: What the claim's and the sweep's verdicts on a job mean for its end.
 VERDICTS = {
@@ -39,12 +40,14 @@ VERDICTS = {
     "dead": Ended(ErrorCode.WORKER_LOST, "in flight at 3 deaths of its worker or engine", dead=True),
 }
 
+_Settled = tuple[Lease, Outcome]
+
 
 class Desk:
     """Takes leases for the slots of one worker, and settles their outcomes.
 
-    `allowance` says what may be claimed now, the leases at the desk included; `make_way` is called with the number of
-    running batch requests to preempt for what has just been claimed.
+    `allowance` says what may be claimed now, the leases at the desk included; `make_way` preempts what has to make way
+    for what has just been claimed; `on_trip` is called after each trip.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Desk:
         contact: Contact,
         allowance: Callable[[], Allowance],
         make_way: Callable[[], None],
+        on_trip: Callable[[], None] = lambda: None,
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -66,34 +70,39 @@ class Desk:
         self._contact = contact
         self._allowance = allowance
         self._make_way = make_way
+        self._on_trip = on_trip
         self._leases: deque[Lease] = deque()
         self._held: dict[Fence, Lease] = {}
-        self._takers: deque[asyncio.Future[Lease | None]] = deque()
-        self._outbox: list[tuple[Lease, Outcome]] = []
+        self._takers: deque[asyncio.Future[None]] = deque()
+        self._outbox: list[_Settled] = []
+        self._one_by_one = False
         self._candidates: list[str] = []
         self._unsure: set[str] = set()
         self._wake = asyncio.Event()
         self._settled = asyncio.Event()
-        self._settled.set()
-        self._closed = False
-        self.claiming = True
+        self.closed = False
         self.claimed_at = 0.0
-        self.reason = ""
 
     @property
     def held(self) -> Collection[Lease]:
         """The leases of this worker's slots, from their claim to their outcome; a slot may not have taken one yet."""
         return self._held.values()
 
+    @property
+    def clear(self) -> bool:
+        """Whether Redis has answered for everything that was ever claimed here."""
+        return not (self._held or self._outbox or self._unsure)
+
     async def take(self) -> Lease | None:
         """Return the next lease; None when the desk is closed."""
-        if self._leases:
-            return self._leases.popleft()
-        if self._closed:
-            return None
-        taker: asyncio.Future[Lease | None] = asyncio.get_running_loop().create_future()
-        self._takers.append(taker)
-        return await taker
+        while not self._leases:
+            if self.closed:
+                return None
+            taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._takers.append(taker)
+            await taker
+        # Taken only by the slot that runs it next: until then the lease can be withdrawn.
+        return self._leases.popleft()
 
     def settle(self, lease: Lease, outcome: Outcome) -> None:
         """Leave the outcome of a lease; it is written with the next trip."""
@@ -102,39 +111,48 @@ class Desk:
         self._settled.clear()
         self._wake.set()
 
+    def withdraw(self, fence: Fence, outcome: Outcome) -> bool:
+        """Settle a lease that no slot has taken yet; False where there is none."""
+        for lease in self._leases:
+            if lease.fence == fence:
+                self._leases.remove(lease)
+                self.settle(lease, outcome)
+                return True
+        return False
+
     def look(self) -> None:
         """Claim with the next trip, at once: a bell has rung, or there is more room."""
         self._wake.set()
 
-    def return_unstarted(self) -> None:
-        """Hand back the leases that no slot has taken (shutdown)."""
+    def close(self) -> None:
+        """Claim nothing more, hand back what no slot has taken, and send the slots home."""
+        self.closed = True
         while self._leases:
             self.settle(self._leases.popleft(), HandedBack(Reason.SHUTDOWN))
-
-    def close(self) -> None:
-        """Send the slots home."""
-        self._closed = True
-        while self._takers:
-            taker = self._takers.popleft()
-            if not taker.done():
-                taker.set_result(None)
+        self._wake_takers(len(self._takers))
 
     async def settled(self) -> None:
-        """Wait until every outcome has been answered for."""
-        await self._settled.wait()
+        """Wait until every outcome, and a claim that is under way, has been answered for."""
+        while not self._settled.is_set():
+            await self._settled.wait()
 
     async def trips(self) -> None:
         """Make trips until cancelled."""
         pause, wait = FIRST_PAUSE_S, 0.0
         while True:
             await self._woken_within(wait)
+            self._settled.clear()
             try:
                 wait = await self._trip()
                 pause = FIRST_PAUSE_S
-            except (RedisError, OSError):
+                self._contact.seen()
+            except OUT_OF_REACH:
                 self._contact.lost()
                 await asyncio.sleep(pause * (1 + random.random() / 2))
                 pause, wait = min(LONGEST_PAUSE_S, pause * 2), 0.0
+            if not self._outbox and not self._unsure:
+                self._settled.set()
+            self._on_trip()
 
     async def _woken_within(self, seconds: float) -> None:
         if not self._wake.is_set() and seconds > 0:
@@ -150,35 +168,27 @@ class Desk:
         if self._unsure:
             await self._return_unknown()
         outbox, self._outbox = self._outbox, []
-        allowance = self._allowance() if self.claiming else NOTHING
-        calls = scripts.settle(self._keys, self._consumer, self._host, outbox)
-        settling = len(calls)
-        if allowance.room > 0:
-            calls.append(self._claim(allowance))
-        if not calls:
-            self._note_settled(outbox)
-            return LOOK_AGAIN_S
+        parcels = [[settled] for settled in outbox] if self._one_by_one else [outbox]
+        calls, parcel_of = [], []
+        for parcel in parcels:
+            for call in scripts.settle(self._keys, self._consumer, self._host, parcel):
+                calls.append(call)
+                parcel_of.append(parcel)
+        allowance = self._allowance()
+        claims = [self._claim(allowance)] if allowance.room > 0 else []
         try:
-            replies = await scripts.run_all(self._redis, calls)
-        except (RedisError, OSError):
+            replies = await scripts.run_all(self._redis, calls + claims) if calls or claims else []
+        except BaseException:
             self._outbox = outbox + self._outbox
-            if len(calls) > settling:
-                self._unsure.update(self._candidates)
+            self._unsure.update(self._candidates if claims else ())
             raise
-        failed = next((reply for reply in replies[:settling] if isinstance(reply, Exception)), None)
-        if failed is not None:  # all of them again: what was written is refused by its fence the second time
-            self._outbox = outbox + self._outbox
-        else:
-            self._note_settled(outbox)
-        wait = LOOK_AGAIN_S
-        if len(replies) > settling:
-            if isinstance(replies[-1], scripts.Claimed):
-                wait = self._deal(replies[-1])
-            else:
-                failed = replies[-1]
-                self._unsure.update(self._candidates)
-        if failed is not None:
-            raise failed if isinstance(failed, RedisError) else ResponseError(str(failed))
+        failed = {
+            id(parcel): reply for parcel, reply in zip(parcel_of, replies, strict=False) if isinstance(reply, Exception)
+        }
+        self._note_settled(parcels, failed)
+        wait = self._deal(replies[-1]) if claims else LOOK_AGAIN_S
+        if failed and len(failed) == len(parcels):
+            raise next(iter(failed.values()))
         return wait
 
     def _claim(self, allowance: Allowance) -> scripts.Call[Any]:
@@ -192,36 +202,48 @@ class Desk:
             candidates=self._candidates,
         )
 
-    def _note_settled(self, outbox: list[tuple[Lease, Outcome]]) -> None:
-        for lease, _ in outbox:
-            self._keeper.drop(lease.fence)
-        if not self._outbox:
-            self._settled.set()
+    def _note_settled(self, parcels: list[list[_Settled]], failed: dict[int, Exception]) -> None:
+        """Forget what was written; keep what was refused, each on its own from now on: one may not hold up others."""
+        again: list[_Settled] = []
+        for parcel in parcels:
+            if id(parcel) in failed:  # what was written of it is refused by its fence the second time
+                again += parcel
+                continue
+            for lease, _ in parcel:
+                self._keeper.drop(lease.fence)
+        self._one_by_one = bool(failed)
+        self._outbox = again + self._outbox
 
-    def _deal(self, claimed: scripts.Claimed) -> float:
+    def _deal(self, claimed: scripts.Claimed | Exception) -> float:
         """Hand claimed leases to slots; return the seconds after which to look again."""
+        if isinstance(claimed, Exception):
+            self._unsure.update(self._candidates)
+            raise claimed
         self.claimed_at = time.time()
-        self.reason = claimed.reason
         for lease in claimed.leases:
             self._keeper.keep(lease.fence)
-            self._held[lease.fence] = lease
-            self._leases.append(lease)
+            if self.closed:
+                self.settle(lease, HandedBack(Reason.SHUTDOWN))
+            else:
+                self._held[lease.fence] = lease
+                self._leases.append(lease)
         for doomed in claimed.doomed:
             self._keeper.keep(doomed.lease.fence)
             self.settle(doomed.lease, VERDICTS[doomed.verdict])
-        if claimed.leases:
+        if self._leases:
             self._make_way()
-            self._hand_out()
+            self._wake_takers(len(self._leases))
         if claimed.candidates is not None:
             self._candidates = claimed.candidates
             self._wake.set()
         return min(claimed.wait, LOOK_AGAIN_S) * (1 + random.random() / 10)
 
-    def _hand_out(self) -> None:
-        while self._leases and self._takers:
+    def _wake_takers(self, count: int) -> None:
+        while count > 0 and self._takers:
             taker = self._takers.popleft()
             if not taker.done():
-                taker.set_result(self._leases.popleft())
+                taker.set_result(None)
+                count -= 1
 
     async def _return_unknown(self) -> None:
         """Hand back what a claim may have taken whose reply never came: nobody renews it, and it is no suspect."""
@@ -230,11 +252,13 @@ class Desk:
                 rows: list[dict[str, Any]] = await self._redis.xpending_range(
                     self._keys.lane(lane), "workers", "-", "+", 1000, consumername=self._consumer
                 )
-            except ResponseError:  # the lane is gone
-                rows = []
+            except ResponseError as error:
+                if "NOGROUP" not in str(error):
+                    raise
+                rows = []  # the lane is gone
             found = [Fence(lane, row["message_id"].decode(), int(row["times_delivered"])) for row in rows]
-            known = {(lease.fence.lane, lease.fence.entry) for lease, _ in self._outbox}
-            unknown = [f for f in found if not self._keeper.holds(f) and (f.lane, f.entry) not in known]
+            ours = {lease.fence for lease, _ in self._outbox} | set(self._held)
+            unknown = [fence for fence in found if fence not in ours and not self._keeper.holds(fence)]
             if unknown:
                 back = [(fence, HandedBack(Reason.SHUTDOWN)) for fence in unknown]
                 await scripts.run(self._redis, scripts.hand_back(self._keys, self._consumer, back))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import assert_never
 
 from llmq.scheduler.errors import EncodingError
 from llmq.scheduler.job import Job, TrafficClass
@@ -42,6 +43,9 @@ from llmq.workers.gate import Gate
 #: In flight at this many deaths of its worker or engine, a job goes to the dead letters.
 MAX_CRASHES = 3
 
+#: What an outcome says of an error: enough for a person, and no engine's whole page.
+LONGEST_MESSAGE = 2000
+
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 60.0
 
@@ -53,6 +57,7 @@ class Stop(StrEnum):
     SHUTDOWN = "shutdown"
     CANCELLED = "cancelled"
     LOST = "lost"
+    OVERDUE = "overdue"
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +99,7 @@ class Executor:
         try:
             job = Job.decode(lease.data)
         except EncodingError as error:
-            return Ended(ErrorCode.MALFORMED, f"the stored job cannot be read: {error}", dead=True)
+            return Ended(ErrorCode.MALFORMED, _sayable(f"the stored job cannot be read: {error}"), dead=True)
         else:
             return await self._ask(running, job)
         finally:
@@ -113,20 +118,20 @@ class Executor:
         lease = running.lease
 
         def on_delta(text: str, chunk: bytes) -> None:
-            # The first chunk names the role only; whatever follows is made by the model, with or without text.
-            if not running.streamed and (text or running.chunks):
+            running.chunks += 1
+            if (text or running.chunks > 1) and not running.streamed:  # as the sender of deltas sees it
                 running.streamed = True
                 self._on_begun(lease)
-            running.chunks += 1
             self._deltas.send(lease, text, chunk)
 
+        # Nobody waits for the pieces of a batch line: the engine need not make them.
+        listens = lease.reply_to or lease.cls is TrafficClass.INTERACTIVE
         running.in_engine = True
         try:
-            answer = await self._engine.run(job, on_delta)
+            answer = await self._engine.run(job, on_delta if listens else None)
             running.in_engine = False
             return await self._answered(lease, answer)
         except asyncio.CancelledError:
-            running.in_engine = False
             if running.stop is None:
                 raise
             running.task.uncancel()
@@ -138,7 +143,7 @@ class Executor:
         except EngineUnclear as error:
             return self._unclear(running, error)
         except AnswerTooLarge as error:
-            return Ended(ErrorCode.RESULT_TOO_LARGE, str(error))
+            return Ended(ErrorCode.RESULT_TOO_LARGE, _sayable(str(error)))
         except Exception as error:
             # A fault of the engine module: it may not take the worker, and every other request, down with it.
             return self._unclear(running, EngineUnclear(f"{type(error).__name__}: {error}"))
@@ -149,7 +154,7 @@ class Executor:
     async def _answered(self, lease: Lease, answer: EngineAnswer) -> Outcome:
         if lease.reply_to:  # the end may not overtake the deltas
             await self._deltas.flushed(lease.fence)
-        return Answered(answer.status_code, answer.body, answer.request_id, answer.usage)
+        return Answered(answer.status_code, answer.body, _sayable(answer.request_id), answer.usage)
 
     def _stopped(self, running: Running, why: Stop) -> Outcome:
         match why:
@@ -161,43 +166,51 @@ class Executor:
                 return Ended(ErrorCode.INTERRUPTED, f"the worker stopped ({why}) after the answer had begun")
             case Stop.PREEMPTED:
                 return HandedBack(Reason.PREEMPTED)
-            case Stop.SHUTDOWN:
+            case Stop.SHUTDOWN | Stop.OVERDUE:
                 return HandedBack(Reason.SHUTDOWN)
+            case _:
+                assert_never(why)
 
     def _overloaded(self, running: Running, error: EngineOverloaded) -> Outcome:
         batch = sum(1 for other in self.running.values() if other.lease.cls is TrafficClass.BATCH)
         pause = self._gate.overloaded(time.monotonic(), batch, error.retry_after)
         if _begun(running):
-            return Ended(ErrorCode.INTERRUPTED, f"the engine refused to go on: {error}")
+            return Ended(ErrorCode.INTERRUPTED, _sayable(f"the engine refused to go on: {error}"))
         return HandedBack(Reason.OVERLOAD, pause)
 
     def _gone(self, running: Running, error: EngineGone) -> Outcome:
         self._gate.lost()
         if _begun(running):
-            return Ended(ErrorCode.INTERRUPTED, f"the engine died after the answer had begun: {error}")
+            return Ended(ErrorCode.INTERRUPTED, _sayable(f"the engine died after the answer had begun: {error}"))
         if not error.in_flight:
             return HandedBack(Reason.ENGINE_GONE)
         if running.lease.crashes + 1 >= MAX_CRASHES:
             message = f"in flight at {MAX_CRASHES} deaths of its worker or engine; the last: {error}"
-            return Ended(ErrorCode.WORKER_LOST, message, dead=True)
-        return Retry(0.0, str(error), crashed=True)
+            return Ended(ErrorCode.WORKER_LOST, _sayable(message), dead=True)
+        return Retry(0.0, _sayable(str(error)), crashed=True)
 
     def _unclear(self, running: Running, error: EngineUnclear) -> Outcome:
         if _begun(running):
-            return Ended(ErrorCode.INTERRUPTED, f"the answer broke off: {error}")
+            return Ended(ErrorCode.INTERRUPTED, _sayable(f"the answer broke off: {error}"))
         lease, settings = running.lease, self._settings()
         interactive = lease.cls is TrafficClass.INTERACTIVE
         allowed = settings.attempts_interactive if interactive else settings.attempts_batch
         if lease.attempts + 1 < allowed:
-            return Retry(retry_delay(lease.attempts), str(error))
+            return Retry(retry_delay(lease.attempts), _sayable(str(error)))
         if error.status_code is not None:
             return Answered(error.status_code, error.body or b"null", "", dead=True)
-        return Ended(ErrorCode.ENGINE_ERROR, f"{allowed} attempts failed; the last: {error}", dead=True)
+        message = _sayable(f"{allowed} attempts failed; the last: {error}")
+        return Ended(ErrorCode.ENGINE_ERROR, message, dead=True)
 
 
 def _begun(running: Running) -> bool:
     """Whether an interactive answer has begun: it is never begun a second time (G18)."""
     return running.streamed and running.lease.cls is TrafficClass.INTERACTIVE
+
+
+def _sayable(text: str) -> str:
+    """Return a text that Redis can store: what an engine says may be long, or hold half of a surrogate pair."""
+    return text[:LONGEST_MESSAGE].encode(errors="replace").decode()
 
 
 def retry_delay(attempts: int, rng: Callable[[], float] = random.random) -> float:

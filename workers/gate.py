@@ -62,7 +62,3 @@ class Gate:
             if self._cap >= self._concurrency:
                 self._cap, self._pause_s = None, 0.0
         return self._cap
-
-    def opens_in(self, now: float) -> float | None:
-        """Return the seconds until batch may be claimed again; None where it may be now."""
-        return self._closed_until - now if now < self._closed_until else None

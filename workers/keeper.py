@@ -15,12 +15,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from redis import Redis
-from redis.exceptions import RedisError
 
 from llmq.scheduler import scripts
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Fence
 from llmq.workers.contact import Contact
+from llmq.workers.reach import OUT_OF_REACH
+
+#: However long the lease, a worker is heard of this often: settings, cancels and the list of workers go by it.
+LONGEST_INTERVAL_S = 2.5
+
+#: After a round that failed the next one comes sooner: the leases go on running out.
+RETRY_S = 0.5
+
+#: What the thread's calls may take. Well under a lease, so that a connection that died is given up in time.
+TIMEOUT_S = 2.5
 
 #: Leases renewed in one script call: about 4 ms of Redis' time.
 RENEW_AT_ONCE = 200
@@ -36,7 +45,10 @@ class Listener(Protocol):
     """What the keeper tells the worker; every method is called in the event loop."""
 
     def lease_lost(self, fence: Fence) -> None:
-        """The lease belongs to another delivery, or could not be renewed for too long."""
+        """The lease belongs to another delivery."""
+
+    def lease_overdue(self, fence: Fence) -> None:
+        """The lease could not be renewed for too long: whose it is by now, nobody here knows."""
 
     def job_cancelled(self, fence: Fence) -> None:
         """Somebody cancelled the job while it runs."""
@@ -56,8 +68,8 @@ class _Kept:
 class LeaseKeeper:
     """Keeps the leases that it is given until they are dropped.
 
-    `lease_s` is the length of a lease; each is renewed four times in it. `heartbeat` returns the fields to write; it is
-    called in the thread.
+    `lease_s` is the length of a lease; each is renewed at least four times in it. `heartbeat` returns the fields to
+    write; it is called in the thread.
     """
 
     def __init__(
@@ -123,27 +135,31 @@ class LeaseKeeper:
 
     def _run(self) -> None:
         try:
+            kept = True
             while not self._stopping:
-                self._wake.wait(self.lease_s / 4)
+                interval = min(self.lease_s / 4, LONGEST_INTERVAL_S)
+                self._wake.wait(interval if kept else min(interval, RETRY_S))
                 self._wake.clear()
                 if not self._stopping:
-                    self._round()
+                    kept = self._round()
         except BaseException as error:  # whatever it is, the worker must not go on without its leases
             self._tell(self._listener.keeper_died, error)
 
-    def _round(self) -> None:
+    def _round(self) -> bool:
+        """Renew all leases, then write the heartbeat; whether Redis took both."""
         began = time.monotonic()
         try:
-            self._tell(self._listener.beaten, self._beat())
             self._renew()
-        except (RedisError, OSError):
+            self._tell(self._listener.beaten, self._beat())
+        except OUT_OF_REACH:
             self._contact.lost()
             self._give_up_overdue()
-            return
+            return False
         if time.monotonic() - began < self.lease_s / 2:
             self._contact.seen()
         else:  # an answer that came this late may have followed a lease that lapsed elsewhere
             self._contact.lost()
+        return True
 
     def _beat(self) -> scripts.Beat:
         call = scripts.beat(self._keys, self._consumer, ttl_ms=round(HEARTBEAT_TTL_S * 1000), fields=self._heartbeat())
@@ -174,7 +190,7 @@ class LeaseKeeper:
             for fence in overdue:
                 del self._kept[fence]
         for fence in overdue:
-            self._tell(self._listener.lease_lost, fence)
+            self._tell(self._listener.lease_overdue, fence)
 
     def _tell(self, method: Callable[..., None], *values: object) -> None:
         try:

@@ -10,24 +10,33 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, cast
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import ResponseError
 
 from llmq.scheduler import scripts
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Lease, Outcome, batch_of
+from llmq.scheduler.queue import Queue
 from llmq.workers.contact import Contact
 from llmq.workers.desk import VERDICTS
 from llmq.workers.keeper import HEARTBEAT_TTL_S
+from llmq.workers.reach import OUT_OF_REACH
 
 #: Up to this many lanes are all visited in every sweep; more only while a worker is missing, and once a minute.
 FEW_LANES = 100
 FULL_SWEEP_S = 60.0
 
+#: However long the lease, cancelled batches are ended this soon.
+LONGEST_INTERVAL_S = 2.5
+
 DEAD_LETTERS_KEPT_MS = 30 * 24 * 3600 * 1000
+
+#: While the leases of a missing worker run out, and for a little longer, sweeps come this often.
+HURRY_S = 1.0
+HURRY_UNTIL_S = 5.0
 
 #: Steps of one reap before other lanes get their turn: about 20 x 3 ms of Redis' time.
 REAP_STEPS = 20
@@ -52,50 +61,64 @@ class Sweeper:
         self._lease_s = lease_s
         self._end = end
         self._full_sweep_at = 0.0
+        self._hurry = False
         self.reclaimed = 0
 
     async def sweeps(self) -> None:
         """Sweep until cancelled, each quarter of a lease."""
         while True:
-            await asyncio.sleep(self._lease_s() / 4 * (0.9 + random.random() / 10))
+            interval = self._interval_s() * (0.9 + random.random() / 10)
+            # The jobs of a lone worker that was killed wait for the contact of the one that was started after it.
+            await asyncio.sleep(min(interval, self._contact.wanting() or interval))
             try:
                 await self.sweep()
-            except (RedisError, OSError):
+            except OUT_OF_REACH:
                 self._contact.lost()
 
     async def sweep(self) -> bool:
         """Sweep once, if contact allows it and nobody else does; return whether it was done."""
-        info: dict[str, Any] = await self._redis.info("server")
-        self._contact.server(str(info.get("run_id", "")))
-        if self._contact.unbroken() < self._lease_s():
+        if not self._contact.long_enough():
             return False
-        interval_ms = round(self._lease_s() * 1000 / 4)
+        silent_s = await self._silent_workers()
+        missing = {name for name, silent in silent_s.items() if silent > 2 * self._longest_interval_s()}
+        self._hurry = any(silent_s[name] < self._lease_s() + HURRY_UNTIL_S for name in missing)
+        # The lock goes a little before the next sweep is due, or a lone worker would find its own.
+        interval_ms = round(self._interval_s() * 800)
         lead = await scripts.run(self._redis, scripts.lead(self._keys, self._consumer, interval_ms=interval_ms))
         if not lead.leads:
             return False
-        gone = await self._gone_workers(lead.now_ms)
+        info: dict[str, Any] = await self._redis.info("server")
+        self._contact.server(str(info.get("run_id", "")))
+        few = len(lead.lanes) <= FEW_LANES
         full = time.monotonic() >= self._full_sweep_at
-        if full or gone or len(lead.lanes) <= FEW_LANES:
+        if full or missing or few:
             for lane in lead.lanes:
                 await self._reclaim(lane)
         overdue = [lane for lane, known in lead.lanes.items() if _over(known, lead.now_ms)]
         for lane in dict.fromkeys([*lead.ending, *overdue]):
             await self._reap(lane)
         if full:
-            await self._keep_house(lead, gone)
+            await self._keep_house(lead, silent_s.keys() - missing)
             self._full_sweep_at = time.monotonic() + FULL_SWEEP_S
         return True
 
-    async def _gone_workers(self, now_ms: int) -> list[str]:
-        """Return the workers that missed two heartbeats."""
-        limit = now_ms - self._lease_s() * 1000 / 2
-        names = cast(list[bytes], await self._redis.zrangebyscore(self._keys.workers, "-inf", limit))
-        return [name.decode() for name in names]
+    def _interval_s(self) -> float:
+        return min(self._longest_interval_s(), HURRY_S if self._hurry else LONGEST_INTERVAL_S)
+
+    def _longest_interval_s(self) -> float:
+        return min(self._lease_s() / 4, LONGEST_INTERVAL_S)
+
+    async def _silent_workers(self) -> dict[str, float]:
+        """Return for how many seconds each worker has been silent when the last one was heard of."""
+        rows = cast(list[tuple[bytes, float]], await self._redis.zrange(self._keys.workers, 0, -1, withscores=True))
+        newest = max((at for _, at in rows), default=0.0)
+        return {name.decode(): (newest - at) / 1000 for name, at in rows}
 
     async def _reclaim(self, lane: str) -> None:
         cursor = "0-0"
         lease_ms = round(self._lease_s() * 1000)
-        while True:
+        # Asked again for each step: a sweep of many lanes takes a while, and Redis may go away in it and come back.
+        while self._contact.long_enough():
             swept = await scripts.run(
                 self._redis, scripts.sweep(self._keys, self._consumer, lane=lane, lease_ms=lease_ms, cursor=cursor)
             )
@@ -118,7 +141,7 @@ class Sweeper:
             if cursor == "0-0":
                 return
 
-    async def _keep_house(self, lead: scripts.Lead, gone: list[str]) -> None:
+    async def _keep_house(self, lead: scripts.Lead, live: Set[str]) -> None:
         await self._redis.xtrim(self._keys.dead, minid=lead.now_ms - DEAD_LETTERS_KEPT_MS, approximate=False)
         for lane in lead.lanes:
             try:
@@ -126,8 +149,9 @@ class Sweeper:
             except ResponseError:  # an open batch without lines has no stream yet; a lane may just have ended
                 continue
             for consumer in consumers:
-                if consumer["pending"] == 0 and (name := consumer["name"].decode()) in gone:
+                if consumer["pending"] == 0 and (name := consumer["name"].decode()) not in live:
                     await scripts.run(self._redis, scripts.forget(self._keys, name, lane=lane))
+        await Queue(self._redis, self._keys.queue).refresh_plan()
         buried = lead.now_ms - 2 * HEARTBEAT_TTL_S * 1000
         await self._redis.zremrangebyscore(self._keys.workers, "-inf", buried)
 

@@ -18,7 +18,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
@@ -27,19 +27,20 @@ from llmq.scheduler.connection import connect, connect_sync, redis_errors
 from llmq.scheduler.errors import EngineUnavailable, LLMQError
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.keys import QueueKeys
-from llmq.scheduler.lease import Answered, Fence, HandedBack, Lease, Outcome, Reason
+from llmq.scheduler.lease import Abandoned, Answered, Fence, HandedBack, Lease, Outcome, Reason
 from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.scripts import Beat
-from llmq.workers.bells import LISTEN_S, listen
+from llmq.workers.bells import LISTEN_S, Bells
 from llmq.workers.contact import Contact
 from llmq.workers.deltas import DeltaSender
-from llmq.workers.desk import Desk
+from llmq.workers.desk import VERDICTS, Desk
 from llmq.workers.engines.base import Engine, EngineInfo
 from llmq.workers.executor import Executor, Running, Stop
 from llmq.workers.gate import Gate
 from llmq.workers.governor import Allowance, Candidate, Snapshot, allow, default_reserve, victims
-from llmq.workers.keeper import LeaseKeeper
+from llmq.workers.keeper import TIMEOUT_S, LeaseKeeper
 from llmq.workers.measuring import Measuring
+from llmq.workers.reach import OUT_OF_REACH
 from llmq.workers.shutdown import Shutdown
 from llmq.workers.sweeper import Sweeper
 
@@ -88,9 +89,9 @@ async def serve(url: str, engine: Engine, options: WorkerOptions, shutdown: Shut
     """
     info = await engine.probe()
     with redis_errors(url):
-        worker = await Worker.start(url, engine, info, options)
+        worker = await Worker.start(url, engine, info, options, shutdown)
     try:
-        return await worker.run(shutdown)
+        return await worker.run()
     finally:
         await worker.close()
 
@@ -98,12 +99,14 @@ async def serve(url: str, engine: Engine, options: WorkerOptions, shutdown: Shut
 class Worker:
     """One running worker. Made by `start`; nothing else builds its parts."""
 
-    def __init__(self, url: str, engine: Engine, info: EngineInfo, options: WorkerOptions) -> None:
+    def __init__(self, url: str, engine: Engine, info: EngineInfo, options: WorkerOptions, shutdown: Shutdown) -> None:
         self.host = socket.gethostname()
         self.id = f"{self.host}-{os.getpid()}-{secrets.token_hex(3)}"
         self._engine = engine
         self._info = info
         self._options = options
+        self._shutdown = shutdown
+        self._version = version("llmq-streams")
         self._keys = QueueKeys(options.queue)
         self._concurrency = options.concurrency or info.slots or DEFAULT_CONCURRENCY
         self._settings = LiveSettings.from_hash({})
@@ -114,10 +117,10 @@ class Worker:
         self._gate = Gate(self._concurrency)
         self._batch_cap: int | None = None
         self._measuring = Measuring()
-        self._contact = Contact(gap=self._settings.lease_s / 2)
+        self._contact = Contact(self._settings.lease_s)
         self._redis = connect(url, client_name=self.id)
         self._ear = connect(url, blocking_s=2 * LISTEN_S, client_name=self.id)
-        self._keeper_redis = connect_sync(url, client_name=self.id)
+        self._keeper_redis = connect_sync(url, timeout_s=TIMEOUT_S, client_name=self.id)
         self._deltas = DeltaSender(self._redis, self._keys, self.id, self.lease_lost)
         self._executor = Executor(engine, self._gate, self._deltas, lambda: self._settings, self._measuring.begun)
         self._keeper = LeaseKeeper(
@@ -138,16 +141,30 @@ class Worker:
             self._contact,
             self._allowance,
             self._make_way,
+            lambda: self._bells.reconsider(),
+        )
+        self._bells = Bells(
+            self._ear,
+            self._redis,
+            self._keys,
+            self.id,
+            self._contact,
+            self._allowance,
+            self._desk.look,
+            self._command,
         )
         self._sweeper = Sweeper(
             self._redis, self._keys, self.id, self._contact, lambda: self._settings.lease_s, self._end
         )
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._trips: asyncio.Task[None]
 
     @classmethod
-    async def start(cls, url: str, engine: Engine, info: EngineInfo, options: WorkerOptions) -> Worker:
+    async def start(
+        cls, url: str, engine: Engine, info: EngineInfo, options: WorkerOptions, shutdown: Shutdown
+    ) -> Worker:
         """Make a worker that has written its first heartbeat and serves."""
-        worker = cls(url, engine, info, options)
+        worker = cls(url, engine, info, options, shutdown)
         try:
             worker.beaten(await asyncio.to_thread(worker._keeper.first_beat))
             if worker._failure.done():
@@ -157,48 +174,45 @@ class Worker:
             raise
         worker._keeper.start()
         worker._state = "ready"
-        worker._go(worker._desk.trips())
-        worker._go(worker._bells())
+        worker._trips = worker._go(worker._desk.trips())
+        worker._go(worker._bells.listen())
         worker._go(worker._sweeper.sweeps())
         worker._go(worker._watch_engine())
         worker._keeper.beat_soon()
         options.announce(worker._ready_line())
         return worker
 
-    async def run(self, shutdown: Shutdown) -> WorkerReport:
+    async def run(self) -> WorkerReport:
         """Serve until asked to stop, then drain; raises what a part of the worker died of."""
         slots = [asyncio.create_task(self._slot()) for _ in range(self._concurrency)]
         for slot in slots:
             slot.add_done_callback(self._part_ended)
-        asked = asyncio.ensure_future(shutdown.quiet())
+        asked = asyncio.ensure_future(self._shutdown.quiet())
         empty = asyncio.ensure_future(self._empty()) if self._options.until_empty else None
+        ends = [end for end in (asked, empty, self._failure) if end is not None]
         try:
-            ends: list[asyncio.Future[Any]] = [asked, self._failure]
-            if empty is not None:
-                ends.append(empty)
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not self._failure.done():
-                await self._drain(slots, shutdown)
-            if self._failure.done():
-                self._failure.result()
-        finally:
-            for task in (asked, empty, *slots):
-                if task is not None:
-                    task.cancel()
+        finally:  # also where this call is cancelled, or a part has died: what runs is handed back, not left to lapse
+            if not asked.done() and not (empty is not None and empty.done()):
+                self._shutdown.request_at_once()
+            for end in ends[:-1]:
+                end.cancel()
+            await self._drain(slots)
+        if self._failure.done():
+            self._failure.result()
         return self._report
 
     async def close(self) -> None:
         """End every part, leave the list of workers, and close the connections."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _cancelled(self._tasks)
         await asyncio.to_thread(self._keeper.stop)
-        try:
-            async with asyncio.timeout(2):
-                await self._redis.zrem(self._keys.workers, self.id)
-                await self._redis.delete(self._keys.worker(self.id), self._keys.control(self.id))
-        except (OSError, TimeoutError, LLMQError, Exception):
-            pass  # the heartbeat has a TTL; whoever lists workers sees its age
+        if self._desk.clear:  # else the sweepers have to see that a worker is missing
+            try:
+                async with asyncio.timeout(2):
+                    await self._redis.zrem(self._keys.workers, self.id)
+                    await self._redis.delete(self._keys.worker(self.id), self._keys.control(self.id))
+            except OUT_OF_REACH:
+                pass  # the heartbeat has a TTL; whoever lists workers sees its age
         await self._close_clients()
 
     # --- the slots ------------------------------------------------------------------------------------------------
@@ -244,7 +258,7 @@ class Worker:
                 reserve=self._reserve(),
                 preempt=self._settings.preempt,
                 batch_cap=self._batch_cap,
-                taking=self._desk.claiming and not self._gate.gone,
+                taking=not self._gate.gone and not self._desk.closed,
             )
         )
 
@@ -269,11 +283,20 @@ class Worker:
     def lease_lost(self, fence: Fence) -> None:
         """Abort a request whose lease belongs to another delivery."""
         self._keeper.drop(fence)
-        self._executor.stop(fence, Stop.LOST)
+        self._stop(fence, Stop.LOST, Abandoned())
+
+    def lease_overdue(self, fence: Fence) -> None:
+        """Abort a request whose lease could not be renewed for too long."""
+        self._stop(fence, Stop.OVERDUE, HandedBack(Reason.SHUTDOWN))
 
     def job_cancelled(self, fence: Fence) -> None:
         """Abort a request whose job was cancelled."""
-        self._executor.stop(fence, Stop.CANCELLED)
+        self._stop(fence, Stop.CANCELLED, VERDICTS["cancelled"])
+
+    def _stop(self, fence: Fence, why: Stop, unstarted: Outcome) -> None:
+        """Stop a request; `unstarted` is its outcome where no slot has begun with it."""
+        if not self._executor.stop(fence, why):
+            self._desk.withdraw(fence, unstarted)
 
     def beaten(self, beat: Beat) -> None:
         """Take over the live settings and Redis' time."""
@@ -286,6 +309,7 @@ class Worker:
             )
         self._settings = LiveSettings.from_hash(beat.config)
         self._keeper.lease_s = self._settings.lease_s
+        self._contact.lease_is(self._settings.lease_s)
         self._measuring.clock(beat.now_ms)
 
     def keeper_died(self, error: BaseException) -> None:
@@ -293,9 +317,6 @@ class Worker:
         self._fail(error)
 
     # --- loops ----------------------------------------------------------------------------------------------------
-
-    async def _bells(self) -> None:
-        await listen(self._ear, self._keys, self.id, self._contact, self._allowance, self._desk.look, self._command)
 
     def _command(self, text: str) -> None:
         verb, _, rest = text.partition(" ")
@@ -306,11 +327,11 @@ class Worker:
             case "cancel-lane":
                 self._stop_where(lambda fence: fence.lane == rest)
             case "drain":
-                os.kill(os.getpid(), 15)
+                self._shutdown.request()
 
     def _stop_where(self, matches: Callable[[Fence], bool]) -> None:
-        for fence in [fence for fence in self._executor.running if matches(fence)]:
-            self._executor.stop(fence, Stop.CANCELLED)
+        for fence in [lease.fence for lease in self._desk.held if matches(lease.fence)]:
+            self.job_cancelled(fence)
 
     async def _watch_engine(self) -> None:
         """While the engine is gone, probe it until it is healthy."""
@@ -319,7 +340,7 @@ class Worker:
             await asyncio.sleep(pause)
             if not self._gate.gone:
                 continue
-            self._state = "engine_down"
+            self._state = "engine_down" if self._state == "ready" else self._state
             try:
                 self._info = await self._engine.probe()
             except EngineUnavailable:
@@ -327,56 +348,52 @@ class Worker:
             else:
                 pause = PROBE_S
                 self._gate.back()
-                self._state = "ready"
+                self._state = "ready" if self._state == "engine_down" else self._state
                 self._desk.look()
 
     async def _empty(self) -> None:
         """Wait until the queue holds no lane: nothing waits, runs, or may still be submitted to an open batch."""
         while True:
             await asyncio.sleep(EMPTY_CHECK_S)
-            if self._desk.held or self._desk.reason not in ("empty", "busy"):
-                continue
             try:
-                if await self._redis.exists(self._keys.lanes) == 0:
+                if self._desk.clear and await self._redis.exists(self._keys.lanes) == 0:
                     return
-            except (OSError, Exception):
-                continue  # Redis is away: the trips wait for it
+            except OUT_OF_REACH:
+                continue  # the trips wait for it
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    async def _drain(self, slots: list[asyncio.Task[None]], shutdown: Shutdown) -> None:
+    async def _drain(self, slots: list[asyncio.Task[None]]) -> None:
         """End in three phases: quiet, deadline, hand back."""
         self._state = "draining"
-        self._desk.claiming = False
         self._keeper.beat_soon()
-        self._desk.return_unstarted()
         self._desk.close()
-        at_once = asyncio.ensure_future(shutdown.at_once())
         finished = asyncio.ensure_future(asyncio.wait(slots))
+        at_once = asyncio.ensure_future(self._shutdown.at_once())
         ends: list[asyncio.Future[Any]] = [at_once, finished, self._failure]
         await asyncio.wait(ends, timeout=self._options.grace, return_when=asyncio.FIRST_COMPLETED)
         for fence in list(self._executor.running):
             self._executor.stop(fence, Stop.SHUTDOWN)
-        try:
-            async with asyncio.timeout(LAST_SECONDS_S):
-                await finished
-                await self._deltas.close()
-                await self._desk.settled()
-        except TimeoutError:
-            pass  # what could not be settled runs again when its lease has run out
-        finally:
-            at_once.cancel()
-            finished.cancel()
+        settled: asyncio.Future[None] = asyncio.ensure_future(self._all_settled(finished))
+        # What could not be settled runs again when its lease has run out.
+        await asyncio.wait([settled, self._trips], timeout=LAST_SECONDS_S, return_when=asyncio.FIRST_COMPLETED)
+        await _cancelled([at_once, settled, finished, *slots])
+
+    async def _all_settled(self, finished: asyncio.Future[Any]) -> None:
+        await finished
+        await self._deltas.close()
+        await self._desk.settled()
 
     async def _close_clients(self) -> None:
         await self._redis.aclose()
         await self._ear.aclose()
         self._keeper_redis.close()
 
-    def _go(self, loop: Coroutine[Any, Any, None]) -> None:
+    def _go(self, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(loop)
         task.add_done_callback(self._part_ended)
         self._tasks.append(task)
+        return task
 
     def _part_ended(self, task: asyncio.Task[Any]) -> None:
         """A loop that ends by an error ends the process: a worker that is half alive looks well and serves nothing."""
@@ -413,7 +430,7 @@ class Worker:
             "seen_at": round(time.time() * 1000),
             "claimed_at": round(self._desk.claimed_at * 1000),
             "lanes": json.dumps(sorted({lease.fence.lane for lease in running})),
-            "version": version("llmq-streams"),
+            "version": self._version,
             **self._measuring.snapshot(),
         }
 
@@ -430,3 +447,12 @@ class Worker:
 def _preemptable(running: Running) -> bool:
     lease = running.lease
     return lease.cls is TrafficClass.BATCH and running.in_engine and running.stop is None and not lease.protected()
+
+
+async def _cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks until they have ended: Python 3.11's `wait_for`, in redis-py, loses a cancel at the wrong moment."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=0.5)

@@ -35,13 +35,7 @@ end
 look_again_at(set.change)
 
 -- 1. Wake the lanes that sleep no longer.
-local sleepers = redis.call('ZRANGE', asleep, 0, 15, 'WITHSCORES')
-for i = 1, #sleepers, 2 do
-  local lane, due = sleepers[i], tonumber(sleepers[i + 1])
-  if due > now then look_again_at(due) break end
-  redis.call('ZREM', asleep, lane)
-  arrive(lane, meta_of(lane), now)
-end
+look_again_at(wake_sleepers(now))
 
 -- The next lane of a class: of the tenant with the least service, the one that is due first.
 local function next_lane(cls)
@@ -77,11 +71,7 @@ local function take(lane, meta, want, why)
       local d, a, c, p, flags = past(lane, id)
       if c > 0 and suspects > 0 then held_back = true
       else
-        -- Pending already means that somebody runs it: XCLAIM FORCE would steal it.
-        local idle = #in_group(stream, 'XPENDING', stream, 'workers', id, id, 1) == 0
-        local entry = idle and
-          in_group(stream, 'XCLAIM', stream, 'workers', consumer, 0, id, 'FORCE', 'RETRYCOUNT', d + 1)[1]
-        redis.call('ZREM', back, id)
+        local entry = claim_again(stream, back, consumer, id, d + 1)
         if entry then start(entry, d + 1, a, c, p, flags) end
         again = true
       end
@@ -90,12 +80,12 @@ local function take(lane, meta, want, why)
   local exhausted, last = false, nil
   while more() > 0 and not exhausted do
     local n = more()
-    local read = in_group(stream, 'XREADGROUP', 'GROUP', 'workers', consumer, 'COUNT', n, 'STREAMS', stream, '>')[1]
-    for _, entry in ipairs(read and read[2] or {}) do
+    local entries = claim_new(stream, consumer, n)
+    for _, entry in ipairs(entries) do
       start(entry, 1, 0, 0, 0, '-')
       last = entry[1]
     end
-    exhausted = not read or #read[2] < n
+    exhausted = #entries < n
   end
   if held_back and more() > 0 then
     skip[lane], skipped[meta.cls] = true, skipped[meta.cls] + 1
@@ -183,7 +173,8 @@ elseif reason == 'bucket' and not tank.dry then
 end
 
 -- 5. The room is filled and more may wait: pass the ring on.
-if #jobs > 0 and #jobs >= room and redis.call('EXISTS', ready_i) == 1 then ring('i', 1) end
+local full = #jobs > 0 and #jobs >= room
+if full and not set.paused_i and redis.call('EXISTS', ready_i) == 1 then ring('i', 1) end
 if spent and reason == 'busy' and redis.call('EXISTS', ready_b) == 1 then ring('b', 1) end
 
 -- The lanes to give next time: the first 5 of chat and 3 of batch at least, and those that are skipped.

@@ -17,10 +17,9 @@
 local consumer, host = ARGV[1], ARGV[2]
 local GROUP = 16
 
-allow_at_maxmemory()
-local now = clock()
-local keep_interactive, keep_batch, results_max =
-  unpack(redis.call('HMGET', config, 'keep_interactive', 'keep_batch', 'results_max_bytes'))
+local virtual, keep_interactive, keep_batch, results_max =
+  unpack(redis.call('HMGET', config, 'virtual', 'keep_interactive', 'keep_batch', 'results_max_bytes'))
+local now = clock(virtual)
 results_max = tonumber(results_max or 2 ^ 30)
 local refused, sums, bytes = {}, {}, 0
 
@@ -64,7 +63,12 @@ for at = 3, #ARGV, GROUP do
     end
     redis.call('XACK', stream, 'workers', entry)
     redis.call('XDEL', stream, entry)
-    local _, attempts, crashes = past(lane, entry)
+    if dead_letter == '1' then
+      local _, attempts, crashes = past(lane, entry)
+      redis.call('XADD', dead, '*', 'key', key, 'lane', lane, 'entry', entry, 'class', cls,
+        'tenant', meta and meta.tenant or '', 'data', data or '', 'code', code, 'status', status,
+        'error', last_error, 'attempts', attempts, 'crashes', crashes, 'host', host)
+    end
     redis.call('HDEL', tries, lane .. '|' .. entry)
     if cls == 'b' then
       settle_start(lane, entry, state ~= 'cancelled')
@@ -75,10 +79,6 @@ for at = 3, #ARGV, GROUP do
       end
     end
     uncount(cls, 1)
-    if dead_letter == '1' then
-      redis.call('XADD', dead, '*', 'key', key, 'lane', lane, 'entry', entry, 'class', cls, 'tenant', meta and meta.tenant or '', 'data', data or '',
-        'code', code, 'status', status, 'error', last_error, 'attempts', attempts, 'crashes', crashes, 'host', host)
-    end
     if kind == 'line' then
       local sum = sums[lane]
       if not sum then

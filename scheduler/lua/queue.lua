@@ -112,6 +112,17 @@ local function leave(lane, meta)
   if meta.cls == 'b' and redis.call('EXISTS', ready) == 0 then redis.call('HDEL', bucket, 'since') end
 end
 
+-- Wake lanes that sleep no longer, 16 at most; returns when the next one is due.
+local function wake_sleepers(now)
+  local sleepers = redis.call('ZRANGE', asleep, 0, 15, 'WITHSCORES')
+  for i = 1, #sleepers, 2 do
+    local lane, due = sleepers[i], tonumber(sleepers[i + 1])
+    if due > now then return due end
+    redis.call('ZREM', asleep, lane)
+    arrive(lane, meta_of(lane), now)
+  end
+end
+
 -- A lane has something to claim at `due`, and nothing before.
 local function sleep_until(lane, meta, due)
   if meta.state ~= '+' or redis.call('ZSCORE', ORDER[meta.cls], meta.member) then return end
@@ -129,6 +140,20 @@ local function in_group(stream, ...)
   if redis.call('EXISTS', stream) == 0 then return {} end
   redis.call('XGROUP', 'CREATE', stream, 'workers', 0)
   return redis.call(...) or {}
+end
+
+-- Take an entry that waits again. Nil where it was deleted, or where it is pending, so somebody runs it: XCLAIM FORCE
+-- would steal it.
+local function claim_again(stream, back, consumer, entry, delivery)
+  redis.call('ZREM', back, entry)
+  if #in_group(stream, 'XPENDING', stream, 'workers', entry, entry, 1) > 0 then return nil end
+  return in_group(stream, 'XCLAIM', stream, 'workers', consumer, 0, entry, 'FORCE', 'RETRYCOUNT', delivery)[1]
+end
+
+-- Take up to `count` entries that the group has never delivered.
+local function claim_new(stream, consumer, count)
+  local read = in_group(stream, 'XREADGROUP', 'GROUP', 'workers', consumer, 'COUNT', count, 'STREAMS', stream, '>')[1]
+  return read and read[2] or {}
 end
 
 -- Does a lane hold entries that its group has never delivered? `last` is the last one delivered, where that is known.
@@ -196,8 +221,7 @@ local function settle_start(lane, entry, kept)
   local at = kept and redis.call('ZSCORE', starts, member)
   redis.call('ZREM', starts, member)
   if at and tonumber(at) > tonumber(redis.call('HGET', bucket, 'start') or 0) then
-    redis.call('HSET', bucket, 'start', at)
-    redis.call('PEXPIRE', bucket, WEEK)
+    if redis.call('HSET', bucket, 'start', at) == 1 then redis.call('PEXPIRE', bucket, WEEK) end
   end
 end
 

@@ -15,7 +15,7 @@
 -- Not part of the claim: to skip a million cancelled entries there would block the server for seconds.
 
 local stream, back, batch, results = KEYS[19], KEYS[20], KEYS[21], KEYS[22]
-local lane, cursor, count = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local lane, cursor, count = ARGV[1], ARGV[2], math.min(1000, tonumber(ARGV[3])) -- more would not fit Lua's stack
 
 allow_at_maxmemory()
 local meta, now = meta_of(lane), clock()
@@ -35,7 +35,7 @@ if not cancelled then
   if sealed ~= '1' then redis.call('HSET', batch, 'sealed', 1, 'total', lines) end
 end
 local entries = redis.call('XRANGE', stream, '(' .. cursor, '+', 'COUNT', count)
-local reaped = 0
+local reaped, known = {}, {}
 if #entries > 0 then
   local running, first, last = {}, entries[1][1], entries[#entries][1]
   local pending = redis.pcall('XPENDING', stream, 'workers', first, last, #entries)
@@ -45,16 +45,16 @@ if #entries > 0 then
     if not running[id] then
       redis.call('XADD', results, '*', 'n', string.match(id, '^%d+'), 'k', fields[2], 's', state, 'e', code,
         'm', message, 'd', fields[4])
-      redis.call('XDEL', stream, id)
-      redis.call('ZREM', back, id)
-      redis.call('HDEL', tries, lane .. '|' .. id)
-      reaped = reaped + 1
+      reaped[#reaped + 1], known[#known + 1] = id, lane .. '|' .. id
     end
   end
 end
-if reaped > 0 then
-  uncount('b', reaped)
-  redis.call('HINCRBY', batch, 'failed', reaped)
+if #reaped > 0 then
+  redis.call('XDEL', stream, unpack(reaped))
+  redis.call('ZREM', back, unpack(reaped))
+  redis.call('HDEL', tries, unpack(known))
+  uncount('b', #reaped)
+  redis.call('HINCRBY', batch, 'failed', #reaped)
 end
-if end_batch_when_done(lane, meta, stream, back, batch, results, now) then return {'0-0', reaped} end
-return {#entries == count and entries[#entries][1] or '0-0', reaped}
+if end_batch_when_done(lane, meta, stream, back, batch, results, now) then return {'0-0', #reaped} end
+return {#entries == count and entries[#entries][1] or '0-0', #reaped}

@@ -12,11 +12,12 @@
 -- To      waiting; running (by the sweeper) for those that it must end
 -- Returns the next cursor (0-0: all seen); how many wait again; the jobs for the sweeper to end, in claim's form
 --         (dead, interrupted, cancelled); ids of entries that somebody deleted while they were pending
+--
+-- XAUTOCLAIM first: it is allowed at maxmemory, and then the rest is too.
 
 local stream, back = KEYS[19], KEYS[20]
 local consumer, lane, lease, cursor, count = unpack(ARGV)
 
-allow_at_maxmemory()
 if redis.call('EXISTS', stream) == 0 then return {'0-0', 0, {}, {}} end
 local meta, now = meta_of(lane), clock()
 local found = redis.pcall('XAUTOCLAIM', stream, 'workers', consumer, lease, cursor, 'COUNT', count, 'JUSTID')

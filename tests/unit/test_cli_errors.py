@@ -67,10 +67,15 @@ def test_an_unexpected_error_names_itself_and_how_to_see_more() -> None:
     assert "LLMQ_DEBUG=1" in text
 
 
-def test_with_debug_the_traceback_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks for it sees where an error came from."""
-    monkeypatch.setenv("LLMQ_DEBUG", "1")
-    assert "Traceback" in reported(UsageError("x"))[1] or "UsageError" in reported(UsageError("x"))[1]
+def test_with_debug_the_traceback_is_shown() -> None:
+    """Whoever asks for it sees where an error came from, before the line that everybody sees."""
+    stderr = io.StringIO()
+    try:
+        raise UsageError("x")
+    except UsageError as error:
+        report(error, stderr, debug=True)
+    assert "Traceback (most recent call last)" in stderr.getvalue()
+    assert stderr.getvalue().endswith("error: x\n")
 
 
 def test_of_a_group_of_errors_the_one_of_llmq_is_shown() -> None:

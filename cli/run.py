@@ -1,0 +1,219 @@
+"""`llmq run`: a file of prompts through one engine, on this machine, in this process.
+
+Queue, worker and collector are the same as a fleet's; here one process is all three (`workoff.py`). The queue is named
+after the file's digest: so the same command again finds what an earlier one left, and serves nobody else's lines.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from llmq.cli.errors import SOME_FAILED, Interrupted
+from llmq.cli.options import Concurrency, EngineName, Json, MaxLineBytes, Model, Ordered, Out, RedisUrl, SkipBad
+from llmq.cli.prompts import checked_prompts
+from llmq.cli.render import count_of, notice, print_json
+from llmq.cli.results import collect, command, say_ended
+from llmq.cli.running import run_async
+from llmq.cli.session import Session, load, open_session, where_options
+from llmq.cli.worker import find
+from llmq.cli.workoff import WorkOff
+from llmq.scheduler.batch_record import BatchRecord
+from llmq.scheduler.batches import Batches
+from llmq.scheduler.collecting import Collected
+from llmq.scheduler.errors import UsageError
+from llmq.scheduler.lines import Checked, InputFile
+from llmq.scheduler.output import Output, count_ok_failed, is_complete, open_output
+from llmq.scheduler.redis_url import redact
+from llmq.scheduler.settings import Loaded
+from llmq.workers.shutdown import Shutdown
+
+#: Hex digits of the file's digest that name queue and batch: 64 bits.
+_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What was asked for."""
+
+    file: str
+    loaded: Loaded
+    out: Path | None
+    model: str
+    ordered: bool
+    force: bool
+    skip_bad: bool
+    json: bool
+
+    @property
+    def engine(self) -> str:
+        """The engine as it was named, "" where it is looked for."""
+        return (self.loaded.settings.engine or "").rstrip("/").removesuffix("/v1")
+
+    def source(self, file: InputFile) -> str:
+        """Return what an output is made of: the file, and the model in the place of its own."""
+        return f"{file.digest} model={self.model}" if self.model else file.digest
+
+    def again(self) -> str:
+        """Return the command that goes on from where this one stops."""
+        settings, words = self.loaded.settings, ["llmq", "run", self.file]
+        words += ["-o", str(self.out)] if self.out else []
+        for name in ("engine", "concurrency", "max_line_bytes"):
+            if self.loaded.source(name) == "argument":
+                words += [f"--{name.replace('_', '-')}", str(getattr(settings, name))]
+        words += ["--model", self.model] if self.model else []
+        words += [*(["--ordered"] if self.ordered else []), *(["--skip-bad"] if self.skip_bad else [])]
+        return command(*words, *where_options(self.loaded))
+
+
+def run(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="JSON lines; - is stdin.")],
+    out: Out = None,
+    engine: EngineName = None,
+    concurrency: Concurrency = None,
+    model: Model = None,
+    ordered: Ordered = False,
+    force: Annotated[bool, typer.Option("--force", help="Start over, and overwrite OUT.")] = False,
+    skip_bad: SkipBad = False,
+    max_line_bytes: MaxLineBytes = None,
+    redis: RedisUrl = None,
+    json: Json = False,
+) -> None:
+    """Run a file of prompts on this machine; no server needed.
+
+    Ctrl-C stops it, and the same command goes on from there; once it is complete, the same command says so. Without
+    -o the results go to stdout, or to FILE.results.jsonl in this folder where stdout is a terminal.
+
+    \b
+    Examples:
+      llmq run prompts.jsonl -o results.jsonl
+      llmq run prompts.jsonl --engine http://127.0.0.1:8000 | jq .
+      llmq run prompts.jsonl -o out.jsonl --engine sim      a simulated GPU
+    """
+    loaded = load(engine=engine, concurrency=concurrency, redis_url=redis, max_line_bytes=max_line_bytes)
+    asked = Run(file, loaded, out or _default_output(file, json), model or "", ordered, force, skip_bad, json)
+    if ordered and asked.out is None:
+        raise UsageError("--ordered needs a file to put in order: -o FILE")
+    shutdown = Shutdown()
+    limit = loaded.settings.max_line_bytes
+    with checked_prompts(file, max_line_bytes=limit, model=model, skip_bad=skip_bad) as (opened, checked):
+        failed = _report_complete(asked, opened)
+        if failed is None:
+            failed = run_async(lambda: _run(asked, opened, checked, shutdown), shutdown)
+    if failed:
+        raise typer.Exit(SOME_FAILED)
+
+
+def _default_output(file: str, json: bool) -> Path | None:
+    """Return where results go without -o; None is stdout."""
+    if not json and not sys.stdout.isatty():
+        return None
+    return Path(f"{'stdin' if file == '-' else Path(file).stem}.results.jsonl")
+
+
+def _report_complete(asked: Run, file: InputFile) -> int | None:
+    """Say that the output is complete and return its failed lines; None where it is not. Redis is not asked."""
+    if asked.force or asked.out is None or not is_complete(asked.out, asked.source(file)):
+        return None
+    counts = count_ok_failed(asked.out)
+    notice(
+        f"{asked.out} is complete: {count_of(counts.ok, 'line')} ok, {counts.failed:,} failed; "
+        "nothing was run again (--force starts over)"
+    )
+    if asked.json:
+        request_counts = {"total": counts.ok + counts.failed, "completed": counts.ok, "failed": counts.failed}
+        print_json({"status": "completed", "request_counts": request_counts, "output": str(asked.out)})
+    return counts.failed
+
+
+async def _run(asked: Run, file: InputFile, checked: Checked, shutdown: Shutdown) -> int:
+    """Do what is left to do; return how many lines failed."""
+    queue = f"run-{file.digest[:_DIGITS]}"
+    async with open_session(asked.loaded.settings, queue=queue, warnings=True) as session:
+        batches = Batches(session.queue)
+        earlier = await _earlier(batches, file.digest)
+        batch_id = _batch_id(queue, earlier, anew=asked.force)
+        if earlier is not None and asked.force:
+            await _discard(batches, earlier)
+            earlier = None
+        if earlier is not None:
+            _refuse_other(asked, earlier)
+        source = asked.source(file)
+        with open_output(
+            asked.out, batch_id, source=source, ordered=asked.ordered, force=asked.force, input_file=file
+        ) as out:
+            if earlier is not None and earlier.ended:
+                notice(f"this file was run before ({earlier.status.value}); nothing is run again (--force starts over)")
+                collected, simulated = await collect(batches, earlier, out), False
+            else:
+                collected, simulated = await _work_off(asked, session, batch_id, file, checked, out, shutdown)
+        say_ended(collected, asked.out, asked.loaded, simulated=simulated)
+        if asked.json:
+            facts = (await batches.show(batch_id)).to_json()
+            print_json(facts | {"queue": queue, "output": str(asked.out), "simulated": simulated})
+    return collected.failed
+
+
+async def _work_off(
+    asked: Run,
+    session: Session,
+    batch_id: str,
+    file: InputFile,
+    checked: Checked,
+    out: Output,
+    shutdown: Shutdown,
+) -> tuple[Collected, bool]:
+    """Run all lines that have not ended; return what was collected, and whether the engine is simulated."""
+    found = await find(asked.loaded.settings)
+    try:
+        batches = Batches(session.queue)
+        extra = {"model": asked.model, "engine": asked.engine}
+        record = await batches.open(name=Path(file.name).name, digest=file.digest, batch_id=batch_id, extra=extra)
+        if record.done:
+            notice(f"going on: {record.done:,} of {count_of(checked.lines, 'line')} were done before")
+        collected = await WorkOff(session, record, found.engine, shutdown).run(file, checked, out)
+    except Interrupted:
+        raise Interrupted(f"interrupted; what is done is kept. Go on: {asked.again()}") from None
+    finally:
+        await found.engine.close()
+    return collected, found.info.simulated
+
+
+async def _earlier(batches: Batches, digest: str) -> BatchRecord | None:
+    """Return the newest batch of this file."""
+    return next((record for record in await batches.ls() if record.digest == digest), None)
+
+
+def _batch_id(queue: str, earlier: BatchRecord | None, *, anew: bool) -> str:
+    """Return the batch's id: the same for the same file, and the next one (`-2`, `-3`, ...) to start over."""
+    if earlier is None:
+        return queue
+    if not anew:
+        return earlier.id
+    count = earlier.id.removeprefix(queue).removeprefix("-")
+    return f"{queue}-{int(count or 1) + 1}"
+
+
+async def _discard(batches: Batches, record: BatchRecord) -> None:
+    """Take an earlier run out of the way: no line of it may start any more."""
+    if not record.ended:
+        record = await batches.cancel(record.id)
+    if record.ended:
+        await batches.delete(record.id)
+
+
+def _refuse_other(asked: Run, earlier: BatchRecord) -> None:
+    """Refuse to pass off what another model or engine answered as the answers that are asked for now."""
+    before = earlier.extra or {}
+    model, engine = before.get("model", ""), before.get("engine", "")
+    if model != asked.model:
+        was = f"with --model {model}" if model else "without --model"
+        raise UsageError(f"an earlier run of this file was {was}; give the same, or start over: --force")
+    if engine and asked.engine and engine != asked.engine:
+        if earlier.ended:
+            raise UsageError(f"this file was run on {redact(engine)} before; run it on another engine: --force")
+        notice(f"note: lines that are done were answered by {redact(engine)}; going on with {redact(asked.engine)}")

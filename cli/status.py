@@ -1,0 +1,140 @@
+"""`llmq status` and `llmq workers`: what a queue and its workers are doing now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmq.cli.options import Json, Queue, RedisUrl
+from llmq.cli.progress import format_rate, format_time
+from llmq.cli.render import notice, print_facts, print_json, print_line, print_table
+from llmq.cli.running import run_async
+from llmq.cli.session import load, open_session
+from llmq.scheduler.fleet import WorkerStatus, read_workers
+from llmq.scheduler.inspect import ClassStatus, QueueStatus, read_status
+from llmq.scheduler.settings import Settings
+from llmq.scheduler.units import format_count, format_size
+
+#: Names of models of a worker that a table has room for.
+_MODELS_SHOWN = 2
+
+
+def status(queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> None:
+    """Show what waits and runs in a queue, and how fast.
+
+    \b
+    Examples:
+      llmq status
+      watch -n 2 llmq status --queue llama-70b
+      llmq status --json | jq .latency
+    """
+    settings = load(queue=queue, redis_url=redis).settings
+    found = run_async(lambda: _read_status(settings))
+    if json:
+        print_json(found.to_json())
+        return
+    classes = {"interactive": found.interactive, "batch": found.batch}
+    print_line(f"queue {found.queue}")
+    print_line()
+    print_table(
+        ["class", "waiting>", "running>", "delayed>", "dead>", "oldest waits>"],
+        [_class_row(name, figures) for name, figures in classes.items()],
+    )
+    print_line()
+    print_facts(_facts(found))
+    print_line()
+    _print_workers(found.workers, found.queue)
+
+
+def workers(queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> None:
+    """List the workers of a queue.
+
+    \b
+    Example:
+      llmq workers --json
+    """
+    settings = load(queue=queue, redis_url=redis).settings
+    found = run_async(lambda: _read_workers(settings))
+    if json:
+        print_json({"queue": settings.queue, "workers": [worker.to_json() for worker in found]})
+    else:
+        _print_workers(found, settings.queue)
+
+
+async def _read_status(settings: Settings) -> QueueStatus:
+    async with open_session(settings) as session:
+        return await read_status(session.queue)
+
+
+async def _read_workers(settings: Settings) -> list[WorkerStatus]:
+    async with open_session(settings) as session:
+        return await read_workers(session.queue)
+
+
+def _class_row(name: str, figures: ClassStatus) -> list[str]:
+    dead = "?" if figures.dead is None else format_count(figures.dead)
+    oldest = "-" if figures.oldest_wait_s is None else format_time(figures.oldest_wait_s)
+    counts = (figures.waiting, figures.running, figures.delayed)
+    return [name, *map(format_count, counts), dead, oldest]
+
+
+def _facts(found: QueueStatus) -> dict[str, str]:
+    figures = found.figures
+    throughput = figures.throughput_per_s
+    batch = "" if throughput is None else f"{format_rate(throughput)}/s, {figures.batch_failed:,} failed"
+    latency = figures.latency()
+    return {
+        "rate": _rate(found),
+        "paused": ", ".join(cls.value for cls in found.paused),
+        "batch": batch + (f", {figures.preempted:,} preempted" if batch and figures.preempted else ""),
+        "chat waits": _quantiles(latency["queue_wait_s"]),
+        "first token": _quantiles(latency["ttft_s"]),
+        "results": f"{format_size(found.results_bytes)} held" if found.results_bytes else "",
+    }
+
+
+def _rate(found: QueueStatus) -> str:
+    bucket = found.bucket
+    if not bucket.open:
+        return "closed by windows: no batch starts now"
+    if bucket.limit is None:
+        return "off (no limit)"
+    held = "" if bucket.tokens is None else f"; {bucket.tokens:,.1f} saved up now"
+    waited = f"; found empty {bucket.exhausted:,} times" if bucket.exhausted else ""
+    return f"{bucket.limit}{held}{waited}"
+
+
+def _quantiles(found: dict[str, float | int | None]) -> str:
+    if found["p50"] is None:
+        return ""
+    shares = ", ".join(f"{name} {_milliseconds(found[name])}" for name in ("p50", "p95", "p99"))
+    return f"{shares} (of {found['count']:,})"
+
+
+def _milliseconds(seconds: float | int | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1000:.0f} ms" if seconds < 10 else format_time(seconds)
+
+
+def _print_workers(found: Sequence[WorkerStatus], queue: str) -> None:
+    if not found:
+        option = "" if queue == "default" else f" --queue {queue}"
+        notice(f"queue {queue} has no workers; start one for each GPU: llmq worker --gpu 0{option}")
+        return
+    columns = ["worker", "gpu", "state", "busy>", "slots>", "cap>", "engine", "models", "seen>"]
+    print_table(columns, [_worker_row(worker) for worker in found])
+
+
+def _worker_row(worker: WorkerStatus) -> list[str]:
+    models = ", ".join(worker.models[:_MODELS_SHOWN])
+    return [
+        worker.id,
+        worker.gpu,
+        worker.state,
+        f"{worker.busy:,}",
+        f"{worker.slots:,}",
+        f"{worker.batch_cap:,}",
+        f"{worker.engine} (simulated)" if worker.simulated and worker.engine != "sim" else worker.engine,
+        models + (", ..." if len(worker.models) > _MODELS_SHOWN else ""),
+        format_time(worker.last_seen_s),
+    ]

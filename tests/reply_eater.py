@@ -1,0 +1,89 @@
+"""A TCP proxy in front of a Redis server that can swallow the reply to a command, and cut the connection as well.
+
+What a lossy network does to one command: the server has run it, and the client never hears of it. It understands
+nothing of what it passes on; a command is known by a word in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from urllib.parse import urlsplit
+
+
+class ReplyEater:
+    """The proxy; `url` is where clients find it, `swallowed` how many replies it has swallowed."""
+
+    def __init__(self, upstream: str) -> None:
+        parts = urlsplit(upstream)
+        self._upstream = (parts.hostname or "127.0.0.1", parts.port or 6379)
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._word: bytes | None = None
+        self._cut = False
+        self.swallowed = 0
+
+    @property
+    def url(self) -> str:
+        """The URL that clients connect to."""
+        assert self._server is not None
+        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
+
+    async def __aenter__(self) -> ReplyEater:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def swallow_reply_to(self, word: str, *, cut: bool = False) -> None:
+        """Let the reply to the next command with this word in it disappear; `cut` closes its connection too."""
+        self._word, self._cut = word.encode(), cut
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        upstream_reader, upstream_writer = await asyncio.open_connection(*self._upstream)
+        hungry = asyncio.Event()
+        pumps = [
+            asyncio.create_task(self._requests(reader, upstream_writer, hungry)),
+            asyncio.create_task(self._replies(upstream_reader, writer, hungry)),
+        ]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            for end in (writer, upstream_writer):
+                end.close()
+            for end in (writer, upstream_writer):
+                await asyncio.gather(end.wait_closed(), return_exceptions=True)
+            self._tasks.discard(task)
+
+    async def _requests(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, hungry: asyncio.Event) -> None:
+        while data := await source.read(65536):
+            if self._word is not None and self._word in data:
+                self._word = None
+                hungry.set()
+            sink.write(data)
+            await sink.drain()
+
+    async def _replies(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, hungry: asyncio.Event) -> None:
+        while data := await source.read(65536):
+            if hungry.is_set():
+                hungry.clear()
+                self.swallowed += 1
+                if self._cut:
+                    return
+                continue
+            sink.write(data)
+            await sink.drain()

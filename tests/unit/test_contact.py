@@ -1,0 +1,99 @@
+"""Contact: how long Redis was seen without a gap, on a clock that the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmq.workers.contact import Contact
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Return a new clock."""
+    return Clock()
+
+
+def seen_for(contact: Contact, clock: Clock, seconds: float) -> None:
+    """See Redis each second for a while."""
+    contact.seen()
+    for _ in range(int(seconds)):
+        clock.now += 1
+        contact.seen()
+
+
+def test_nobody_who_has_not_seen_redis_has_contact(clock: Clock) -> None:
+    """G4: a worker that has just started reclaims nothing."""
+    contact = Contact(10, clock)
+    assert 0 == contact.unbroken()
+    assert not contact.long_enough()
+
+
+def test_contact_is_long_enough_after_one_lease(clock: Clock) -> None:
+    """G4: one full lease, not less."""
+    contact = Contact(10, clock)
+    seen_for(contact, clock, 9)
+    assert not contact.long_enough()
+    seen_for(contact, clock, 1)
+    assert contact.long_enough()
+
+
+def test_a_lost_contact_begins_anew(clock: Clock) -> None:
+    """G4: Redis was away; what looks like a lapsed lease may only not have been renewed for that."""
+    contact = Contact(10, clock)
+    seen_for(contact, clock, 20)
+    contact.lost()
+    assert 0 == contact.unbroken()
+    seen_for(contact, clock, 3)
+    assert 3 == contact.unbroken()
+
+
+def test_half_a_lease_without_a_sign_of_life_breaks_it(clock: Clock) -> None:
+    """G4: a process that was stopped, or a Redis that was, is noticed by the gap alone."""
+    contact = Contact(10, clock)
+    seen_for(contact, clock, 20)
+    clock.now += 5.1
+    assert 0 == contact.unbroken()
+    contact.seen()
+    assert 0 == contact.unbroken()
+
+
+def test_another_server_is_another_contact(clock: Clock) -> None:
+    """G4: a failover, or a restart between two commands, shows by the server's run id."""
+    contact = Contact(10, clock)
+    contact.server("a")
+    seen_for(contact, clock, 20)
+    contact.server("a")
+    assert contact.long_enough()
+    contact.server("b")
+    assert not contact.long_enough()
+
+
+def test_a_lease_that_is_made_shorter_counts_from_then_on(clock: Clock) -> None:
+    """G4: others renew by the longer lease until they have heard of the shorter one, so 5 s pass at least."""
+    contact = Contact(10, clock)
+    seen_for(contact, clock, 20)
+    contact.lease_is(2)
+    seen_for(contact, clock, 4)
+    assert not contact.long_enough()
+    seen_for(contact, clock, 1)
+    assert contact.long_enough()
+
+
+def test_a_lease_that_is_made_longer_needs_more_contact(clock: Clock) -> None:
+    """G4: the contact goes on, and is measured by the longer lease."""
+    contact = Contact(10, clock)
+    seen_for(contact, clock, 20)
+    contact.lease_is(60)
+    assert 20 == contact.unbroken()
+    assert not contact.long_enough()

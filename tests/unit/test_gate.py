@@ -1,0 +1,89 @@
+"""The gate: overload halves the batch cap and pauses batch; quiet lets it grow back; an engine that is gone."""
+
+from __future__ import annotations
+
+from llmq.workers.gate import Gate
+
+
+def test_an_open_gate_sets_no_cap() -> None:
+    """Nothing was refused: the slots are the limit."""
+    assert Gate(8).batch_cap(0.0) is None
+
+
+def test_overload_closes_for_half_a_second_and_halves_the_cap() -> None:
+    """Paused for 0.5 s, then half of what ran."""
+    gate = Gate(8)
+    assert 0.5 == gate.overloaded(10.0, 8, None)
+    assert 0 == gate.batch_cap(10.4)
+    assert 4 == gate.batch_cap(10.5)
+
+
+def test_refusals_that_come_together_are_one_overload() -> None:
+    """Eight requests refused at once neither double the pause eight times nor take the cap to nothing."""
+    gate = Gate(8)
+    pauses = {gate.overloaded(10.0 + n / 100, 8 - n, None) for n in range(8)}
+    assert {0.5} == pauses
+    assert 4 == gate.batch_cap(10.6)
+
+
+def test_the_pause_doubles_to_thirty_seconds() -> None:
+    """0.5, 1, 2, 4, 8, 16, 30, 30: an engine that stays overloaded is asked ever more rarely."""
+    gate, now, pauses = Gate(8), 0.0, []
+    for _ in range(8):
+        pauses.append(gate.overloaded(now, 4, None))
+        now += pauses[-1]
+    assert [0.5, 1, 2, 4, 8, 16, 30, 30] == pauses
+
+
+def test_retry_after_wins() -> None:
+    """The engine's own word, shorter or longer."""
+    gate = Gate(8)
+    assert 7.0 == gate.overloaded(0.0, 4, 7.0)
+    assert 0 == gate.batch_cap(6.9)
+    assert gate.batch_cap(7.0)
+    assert 0.1 == Gate(8).overloaded(0.0, 4, 0.1)
+
+
+def test_a_shorter_retry_after_does_not_open_a_gate_that_is_closed_for_longer() -> None:
+    """The latest moment that any refusal named holds."""
+    gate = Gate(8)
+    gate.overloaded(0.0, 8, 10.0)
+    gate.overloaded(0.1, 8, 0.1)
+    assert 0 == gate.batch_cap(9.9)
+
+
+def test_the_cap_grows_by_one_a_second_and_is_forgotten_at_the_top() -> None:
+    """Halved to 2 of 4, it is 3 after a second and gone after two; the next pause is short again."""
+    gate = Gate(4)
+    gate.overloaded(0.0, 4, None)
+    assert [2, 2, 3] == [gate.batch_cap(now) for now in (0.5, 1.4, 1.5)]
+    assert gate.batch_cap(2.5) is None
+    assert 0.5 == gate.overloaded(3.0, 4, None)
+
+
+def test_growth_does_not_depend_on_how_often_one_asks() -> None:
+    """Asked a thousand times a second or once: the same cap."""
+    often, once = Gate(16), Gate(16)
+    for gate in (often, once):
+        gate.overloaded(0.0, 16, None)
+    for tick in range(500, 4600):
+        often.batch_cap(tick / 1000)
+    assert once.batch_cap(4.6) == often.batch_cap(4.6) == 12
+
+
+def test_the_cap_never_falls_to_nothing() -> None:
+    """One batch request may always run once the pause is over, or batch would never learn that the engine is well."""
+    gate, now = Gate(8), 0.0
+    for _ in range(6):
+        now += gate.overloaded(now, 1, None)
+    assert 1 == gate.batch_cap(now)
+
+
+def test_an_engine_is_gone_until_it_is_back() -> None:
+    """Nothing is claimed in between; overload is another matter."""
+    gate = Gate(8)
+    gate.lost()
+    assert gate.gone
+    gate.back()
+    assert not gate.gone
+    assert gate.batch_cap(0.0) is None
