@@ -114,7 +114,7 @@ class QueueKeys:
         return f"{self.prefix}lane:{lane}"
 
     def back(self, lane: str) -> str:
-        """Zset entry -> line number (now) or due time in ms: entries of a lane that wait again."""
+        """Zset entry -> line number (0 for single jobs), or due time in ms: entries of a lane that wait again."""
         return f"{self.prefix}lane:{lane}:back"
 
     def job(self, job_id: str) -> str:

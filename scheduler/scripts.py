@@ -31,6 +31,7 @@ from llmq.scheduler.lease import (
     Reason,
     Retry,
     Why,
+    batch_of,
 )
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ T = TypeVar("T")
 NAMES = (
     "submit_job", "open_batch", "submit_lines", "seal_batch", "claim", "renew", "first_delta", "finish", "retry",
     "hand_back", "sweep", "reap", "cancel_job", "cancel_batch", "pause_batch", "collect", "delete_batch", "configure",
-    "beat", "lead", "forget",
+    "beat", "lead", "forget", "lose", "recount",
 )  # fmt: skip
 
 #: What a worker passes at most: more lanes make the script's KEYS long for little gain.
@@ -401,6 +402,19 @@ def sweep(keys: QueueKeys, consumer: str, *, lane: str, lease_ms: int, cursor: s
 
     argv = [consumer, lane, lease_ms, cursor, count]
     return Call(script("sweep"), (*keys.shared, *keys.of_lane(lane)), argv, read)
+
+
+def lose(keys: QueueKeys, *, lane: str, entries: Sequence[str]) -> Call[int]:
+    """Account for entries that a sweep found deleted. Answers how many."""
+    batch_id = batch_of(lane)
+    record = batch_id or "-"
+    touched = (*keys.shared, *keys.of_lane(lane), keys.batch(record), keys.results(record))
+    return Call(script("lose"), touched, [lane, "line" if batch_id else "job", *entries], int)
+
+
+def recount(keys: QueueKeys, *, lanes: Sequence[str]) -> Call[int]:
+    """Set right the counts that the caps compare with. Answers by how many jobs they were wrong."""
+    return Call(script("recount"), (*keys.shared, *(keys.lane(lane) for lane in lanes)), lanes, int)
 
 
 def reap(keys: QueueKeys, batch_id: str, *, lane: str, cursor: str, count: int = 500) -> Call[tuple[str, int]]:

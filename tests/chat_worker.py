@@ -110,4 +110,7 @@ class ChatWorker:
             yield
         finally:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            try:
+                await task  # a worker that died of a fault of its own says so here
+            except asyncio.CancelledError:
+                pass

@@ -42,6 +42,7 @@ class ReplyEater:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # what was closed is gone with the next turn of the loop
 
     def swallow_reply_to(self, word: str, *, cut: bool = False) -> None:
         """Let the reply to the next command with this word in it disappear; `cut` closes its connection too."""
@@ -62,11 +63,8 @@ class ReplyEater:
         finally:
             for pump in pumps:
                 pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
             for end in (writer, upstream_writer):
                 end.close()
-            for end in (writer, upstream_writer):
-                await asyncio.gather(end.wait_closed(), return_exceptions=True)
             self._tasks.discard(task)
 
     async def _requests(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, hungry: asyncio.Event) -> None:

@@ -29,6 +29,9 @@ from llmq.workers.reach import OUT_OF_REACH
 FEW_LANES = 100
 FULL_SWEEP_S = 60.0
 
+#: The self-check of the counts is one script over all lanes: about 2 us each, and Lua passes no more than 8,000 values.
+MOST_LANES_COUNTED = 5000
+
 #: However long the lease, cancelled batches are ended this soon.
 LONGEST_INTERVAL_S = 2.5
 
@@ -123,6 +126,8 @@ class Sweeper:
                 self._redis, scripts.sweep(self._keys, self._consumer, lane=lane, lease_ms=lease_ms, cursor=cursor)
             )
             self.reclaimed += swept.reclaimed
+            if swept.deleted:
+                await scripts.run(self._redis, scripts.lose(self._keys, lane=lane, entries=swept.deleted))
             for doomed in swept.doomed:
                 self._end(doomed.lease, VERDICTS[doomed.verdict])
             cursor = swept.cursor
@@ -152,8 +157,24 @@ class Sweeper:
                 if consumer["pending"] == 0 and (name := consumer["name"].decode()) not in live:
                     await scripts.run(self._redis, scripts.forget(self._keys, name, lane=lane))
         await Queue(self._redis, self._keys.queue).refresh_plan()
+        await self._recount_results()
+        if len(lead.lanes) <= MOST_LANES_COUNTED:
+            await scripts.run(self._redis, scripts.recount(self._keys, lanes=list(lead.lanes)))
         buried = lead.now_ms - 2 * HEARTBEAT_TTL_S * 1000
         await self._redis.zremrangebyscore(self._keys.workers, "-inf", buried)
+
+    async def _recount_results(self) -> None:
+        """Set the bytes of results held right: those of batches whose TTL is over went without a word."""
+        ids = [name.decode() for name in cast(list[bytes], await self._redis.zrange(self._keys.batches, 0, -1))]
+        total = 0
+        for batch_id in ids:
+            held = await cast(Any, self._redis).hmget(self._keys.batch(batch_id), "id", "bytes")
+            if held[0] is None:
+                await self._redis.zrem(self._keys.batches, batch_id)
+            total += int(held[1] or 0)
+        ttl_ms = await self._redis.pttl(self._keys.held)
+        if ttl_ms > 0:  # where none are held there is no key
+            await self._redis.set(self._keys.held, total, px=ttl_ms)
 
 
 def _over(known: str, now_ms: int) -> bool:

@@ -150,6 +150,11 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
     ),
     (scripts.lead(QUEUE, "w1", interval_ms=2500), {"consumer": "w1", "interval": 2500}),
     (scripts.forget(QUEUE, "w1", lane="i:ann"), {"consumer": "w1"}),
+    (
+        scripts.lose(QUEUE, lane="batch:b1", entries=["5-0"]),
+        {"lane": "batch:b1", "kind": "line", "entry": "5-0"},
+    ),
+    (scripts.recount(QUEUE, lanes=["batch:b1"]), {"lane": "batch:b1"}),
 ]
 
 #: What each name of a key in the headers stands for.

@@ -162,6 +162,45 @@ async def test_entries_that_somebody_deleted_are_named(queue: ScriptedQueue) -> 
     assert ["B/2", "B/3"] == names(await queue.claim(9))
 
 
+async def test_a_deleted_line_ends_with_an_error_line(queue: ScriptedQueue) -> None:
+    """Its batch completes without it, and the counts are right (F-068, G16)."""
+    await queue.batch("B", 2)
+    first, second = (await queue.claim(2)).leases
+    await queue.lapse(first)
+    await queue.redis.xdel(queue.keys.lane(LANE), "1-0")
+    swept = await queue.sweep(LANE)
+    assert 1 == await queue.call(scripts.lose(queue.keys, lane=LANE, entries=swept.deleted))
+    assert {"b": b"1"} == {k.decode(): v for k, v in (await queue.redis.hgetall(queue.keys.counts)).items()}
+    await queue.finish(second)
+    state = await queue.state()
+    assert ("completed", "1", "1") == tuple(state[f"b:B {name}"] for name in ("status", "completed", "failed"))
+    assert [] == [path for path in state if path.startswith(("counts", "lanes"))]
+
+
+async def test_a_deleted_single_job_leaves_no_lane(queue: ScriptedQueue) -> None:
+    """Nothing else waits there (F-068, G11); the count is set right by the self-check (F-050)."""
+    verdict = await queue.submit("j1")
+    (lease,) = (await queue.claim(1)).leases
+    await queue.lapse(lease)
+    await queue.redis.xdel(queue.keys.lane("i:t"), verdict.value)
+    swept = await queue.sweep("i:t")
+    await queue.call(scripts.lose(queue.keys, lane="i:t", entries=swept.deleted))
+    assert {} == await queue.redis.hgetall(queue.keys.lanes)
+    assert 1 == await queue.call(scripts.recount(queue.keys, lanes=[]))
+    assert {} == await queue.redis.hgetall(queue.keys.counts)
+
+
+async def test_counts_that_are_wrong_are_set_right(queue: ScriptedQueue) -> None:
+    """The self-check repairs what a foreign hand broke, and says how much (F-050); a count that is right stays."""
+    await queue.batch("B", 3)
+    await queue.submit("j1")
+    await queue.redis.hset(queue.keys.counts, mapping={"b": 7, "i": 1})
+    assert 4 == await queue.call(scripts.recount(queue.keys, lanes=[LANE, "i:t"]))
+    assert {b"b": b"3", b"i": b"1"} == await queue.redis.hgetall(queue.keys.counts)
+    await queue.redis.hset(queue.keys.counts, "b", 9)
+    assert 0 == await queue.call(scripts.recount(queue.keys, lanes=[LANE]))
+
+
 async def test_a_single_job_that_somebody_deleted_is_lost_to_its_waiter(queue: ScriptedQueue) -> None:
     """Asked to cancel it, the queue says what became of it, and counts it no longer (F-068, G13)."""
     verdict = await queue.submit("j1")

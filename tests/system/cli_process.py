@@ -14,10 +14,13 @@ import json
 import os
 import select
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,14 @@ LLMQ = str(Path(sys.executable).with_name("llmq"))
 
 #: A busy machine starts a process in seconds.
 PATIENCE_S = 60.0
+
+QUICK = "sim://?instant=1"
+
+#: Two requests at a time, each some tenths of a second: slow enough to be interrupted, quick enough to be waited for.
+SLOW = "sim://?slots=2&decode_tps=100"
+
+#: More tokens than the simulated GPU holds: it answers HTTP 400.
+TOO_LONG = {"max_tokens": 10_000_000, "ignore_eos": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +134,67 @@ def started(*arguments: object, url: str | None = None, **options: Any) -> Itera
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+def write_prompts(path: Path, count: int, **fields: Any) -> Path:
+    """Write a file of `count` prompts; `fields` go into each body."""
+    lines = [
+        {"messages": [{"role": "user", "content": f"prompt {number}"}], **fields} for number in range(1, count + 1)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def ids_in(path: Path) -> list[str]:
+    """Return the custom_ids of an output file, in its order."""
+    return [json.loads(line)["custom_id"] for line in path.read_bytes().splitlines()]
+
+
+def ids(count: int) -> list[str]:
+    """Return the ids of a file of prompts without ids of their own."""
+    return [f"line-{number}" for number in range(1, count + 1)]
+
+
+def submitted(url: str, prompts: Path) -> str:
+    """Queue a file and return the batch's id."""
+    done = llmq("submit-batch", prompts, url=url)
+    assert 0 == done.code, done.err
+    return done.out.strip()
+
+
+def free_port() -> int:
+    """Return a port on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    """Wait until something is true that only another process can make so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline, f"expected {what}"
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def answering(reply: bytes, *, again: bool = False) -> Iterator[int]:
+    """Answer on a port whatever is asked with `reply`, once a connection or (`again`) as often as it is asked."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while self.request.recv(65_536):
+                self.request.sendall(reply)
+                if not again:
+                    return
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()

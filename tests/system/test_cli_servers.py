@@ -1,0 +1,71 @@
+"""The command line on servers that cannot be used: exit 4, one line with the next step, nothing half queued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.conftest import OwnServer
+from tests.system.cli_process import answering, free_port, llmq, write_prompts
+
+
+def test_a_server_that_is_away(tmp_path: Path) -> None:
+    """The line names the URL without its password."""
+    url = f"redis://:hush@127.0.0.1:{free_port()}/0"
+    for words in (("submit-batch", write_prompts(tmp_path / "p.jsonl", 1)), ("ask", "x"), ("status",)):
+        done = llmq(*words, url=url)
+        assert (4, "") == (done.code, done.out)
+        assert "cannot be reached" in done.error
+        assert "hush" not in done.err
+
+
+def test_a_server_that_wants_a_password(own_server: OwnServer) -> None:
+    """The line says where to put it."""
+    done = llmq("status", url=own_server("--requirepass", "hush").url)
+    assert 4 == done.code
+    assert "LLMQ_REDIS_URL" in done.error
+
+
+def test_a_replica(own_server: OwnServer, tmp_path: Path) -> None:
+    """It takes no writes, and says whose replica it is."""
+    done = llmq(
+        "submit-batch",
+        write_prompts(tmp_path / "p.jsonl", 1),
+        url=own_server("--replicaof", f"127.0.0.1 {free_port()}").url,
+    )
+    assert 4 == done.code
+    assert "replica" in done.error
+
+
+def test_a_server_that_is_full(own_server: OwnServer, tmp_path: Path) -> None:
+    """Without waiting it is said at once, and no part of the file stays queued."""
+    server = own_server("--maxmemory", "1", "--maxmemory-policy", "noeviction")
+    done = llmq("submit-batch", write_prompts(tmp_path / "p.jsonl", 3), "--no-wait", url=server.url)
+    assert (4, "") == (done.code, done.out)
+    assert "full" in done.error or "maxmemory" in done.error
+    with server.client() as client:
+        assert [] == client.keys("*")
+
+
+def test_a_server_that_may_evict_is_warned_of_once(own_server: OwnServer, tmp_path: Path) -> None:
+    """The work goes on: some people know what they are doing (F-026, F-094)."""
+    server = own_server("--maxmemory-policy", "allkeys-lru", "--appendonly", "yes")
+    done = llmq("submit-batch", write_prompts(tmp_path / "p.jsonl", 3), url=server.url)
+    assert 0 == done.code
+    assert 1 == done.err.count("maxmemory-policy is allkeys-lru")
+
+
+def test_a_server_that_is_too_old() -> None:
+    """The line names the versions that will do."""
+    info = b"redis_version:6.2.14\r\nredis_mode:standalone\r\nrole:master\r\n"
+    with answering(b"$%d\r\n%s\r\n" % (len(info), info), again=True) as port:
+        done = llmq("status", url=f"redis://127.0.0.1:{port}")
+    assert 4 == done.code
+    assert "6.2.14" in done.error
+    assert "7.0" in done.error
+
+
+def test_what_is_no_redis() -> None:
+    """A web server on the port is not waited for."""
+    with answering(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n") as port:
+        done = llmq("status", url=f"redis://127.0.0.1:{port}")
+    assert 4 == done.code
