@@ -52,12 +52,13 @@ def guard(command: Callable[[], object], *, debug: bool = False) -> int:
 def report(error: BaseException, stderr: IO[str], *, debug: bool = False) -> int:
     """Print one error for a person (and for a developer where it came from); return the exit code that it means."""
     error = _cause(error)
-    if isinstance(error, typer.Exit):
-        return error.exit_code
-    if isinstance(error, BrokenPipeError):
-        # `llmq ... | head`: the reader has what it wanted. Nothing may be flushed to it at exit.
+    if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+        # `llmq ... | head`: the reader has what it wanted. The parser makes a SystemExit(1) of it on its way here.
+        # Nothing may be flushed to that reader when the process ends.
         _mute_stdout()
         return OK
+    if isinstance(error, typer.Exit) and error.exit_code != INTERRUPTED:
+        return error.exit_code
     text, code = _judge(error)
     if debug and text:
         text = "".join(traceback.format_exception(error)) + text
@@ -75,7 +76,7 @@ def _judge(error: BaseException) -> tuple[str, int]:
     match error:
         case Interrupted():
             return str(error) or "interrupted", INTERRUPTED
-        case KeyboardInterrupt() | typer.Abort() | asyncio.CancelledError():
+        case KeyboardInterrupt() | typer.Abort() | typer.Exit() | asyncio.CancelledError():
             return "interrupted", INTERRUPTED
         case LLMQError():
             return f"error: {error}", error.exit_code

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 
 from llmq.scheduler.batch_record import BatchRecord
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.connection import redis_errors
 from llmq.scheduler.result import LineResult, line_result
+from llmq.scheduler.tasks import within
 
 
 class AsyncBatchHandle:
@@ -45,9 +45,8 @@ class AsyncBatchHandle:
     async def wait(self, timeout: float | None = None) -> BatchRecord:
         """Return the record of the batch once it has ended. Raises TimeoutError; the batch then goes on."""
         try:
-            async with asyncio.timeout(timeout):
-                with redis_errors(self._url):
-                    return await self._batches.wait(self._id)
+            with redis_errors(self._url):
+                return await within(timeout, self._batches.wait(self._id))
         except TimeoutError:
             raise TimeoutError(
                 f"batch {self._id} has not ended within {timeout:g} s; it goes on: call wait() again, or cancel()"

@@ -7,13 +7,10 @@ the thread. After a fork the child gets a thread and connections of its own, at 
 
 from __future__ import annotations
 
-import asyncio
-import os
 import threading
-import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from llmq.scheduler.batch_handle import AsyncBatchHandle
 from llmq.scheduler.batch_record import BatchRecord
@@ -24,14 +21,10 @@ from llmq.scheduler.handles import AsyncJobHandle
 from llmq.scheduler.inspect import QueueStatus
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.job_record import JobRecord
+from llmq.scheduler.portal import Portal
 from llmq.scheduler.prompts import Prompts
 from llmq.scheduler.queue import CancelResult
 from llmq.scheduler.result import LineResult, Result
-
-T = TypeVar("T")
-
-#: How long closing waits for the thread: its last act is to close sockets.
-CLOSE_S = 5.0
 
 
 class Client:
@@ -44,8 +37,8 @@ class Client:
         self._arguments = {"url": url, "queue": queue, "tenant": tenant}
         self._lock = threading.Lock()
         self._closed = False
-        self._inherited: list[_Portal] = []
-        self._portal = _Portal(AsyncClient(**self._arguments))
+        self._inherited: list[Portal] = []
+        self._portal = Portal(AsyncClient(**self._arguments))
 
     def __repr__(self) -> str:
         return repr(self._portal.client).replace("AsyncClient", type(self).__name__, 1)
@@ -126,7 +119,7 @@ class Client:
         portal = self._current()
         return portal.run(portal.client.status(queue=queue))
 
-    def _current(self) -> _Portal:
+    def _current(self) -> Portal:
         """Return this process's portal: after a fork, the child's own."""
         if self._closed:
             raise UsageError("the client is closed; make a new one")
@@ -135,14 +128,14 @@ class Client:
                 if not self._portal.here:
                     # Kept, not closed: its sockets are the parent's as well.
                     self._inherited.append(self._portal)
-                    self._portal = _Portal(AsyncClient(**self._arguments))
+                    self._portal = Portal(AsyncClient(**self._arguments))
         return self._portal
 
 
 class JobHandle:
     """One job; made by `Client.submit` and `Client.job`."""
 
-    def __init__(self, portal: _Portal, job: AsyncJobHandle) -> None:
+    def __init__(self, portal: Portal, job: AsyncJobHandle) -> None:
         self._portal = portal
         self._job = job
 
@@ -174,7 +167,7 @@ class JobHandle:
 class BatchHandle:
     """One batch; made by `Client.submit_batch` and `Client.batch`."""
 
-    def __init__(self, portal: _Portal, batch: AsyncBatchHandle) -> None:
+    def __init__(self, portal: Portal, batch: AsyncBatchHandle) -> None:
         self._portal = portal
         self._batch = batch
 
@@ -209,84 +202,3 @@ class BatchHandle:
     def cancel(self) -> BatchRecord:
         """End the batch: lines that wait at once, lines that run within a second."""
         return self._portal.run(self._batch.cancel())
-
-
-class _Portal:
-    """An event loop in a thread, with the client that lives on it, and the way in from other threads.
-
-    Clients, handles and iterators hold it; when none does any more, or the process ends, the thread ends. The thread
-    itself holds only what it runs.
-    """
-
-    def __init__(self, client: AsyncClient) -> None:
-        self.client = client
-        self._pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=_serve, args=(self._loop,), name="llmq-client", daemon=True)
-        self._thread.start()
-        # Runs once, whoever calls it first: `close`, the garbage collector, or the end of the process.
-        self.close = weakref.finalize(self, _end, self._pid, self._loop, self._thread, client)
-
-    @property
-    def here(self) -> bool:
-        """Whether this is the process that the thread runs in; threads do not survive a fork."""
-        return self._pid == os.getpid()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and return what it returns. What interrupts this call cancels it."""
-        if not self.here or not self.close.alive:
-            work.close()
-            raise UsageError(
-                "this handle's client is closed, or was made before a fork; make a new handle by its id: client.job(ID)"
-            )
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Iterate over an asynchronous generator; leaving early closes it."""
-        try:
-            while (item := self.run(_next(items))) is not None:
-                yield item[0]
-        finally:
-            # The garbage collector may come by in any thread, the loop's own too: there is nothing to wait for.
-            if self.here and self.close.alive:
-                asyncio.run_coroutine_threadsafe(items.aclose(), self._loop)
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop in this thread until it is stopped, then end what is left on it."""
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        loop.run_until_complete(_end_tasks())
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
-
-
-def _end(pid: int, loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: AsyncClient) -> None:
-    """Close a client and end its thread; in a forked child nothing: all of it is the parent's."""
-    if pid != os.getpid() or not thread.is_alive():
-        return
-    closing = asyncio.run_coroutine_threadsafe(client.aclose(), loop)
-    closing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
-    if threading.current_thread() is not thread:
-        thread.join(CLOSE_S)  # what cannot be closed in time ends with the process
-
-
-async def _end_tasks() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-
-
-async def _next(items: AsyncIterator[T]) -> tuple[T] | None:
-    """Return the next item, boxed; None at the end."""
-    async for item in items:
-        return (item,)
-    return None

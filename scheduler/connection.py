@@ -74,7 +74,7 @@ def connect(
             pool: redis.asyncio.ConnectionPool = _WaitingSentinelPool(  # type: ignore[no-untyped-call]
                 address.service,
                 _sentinels(address, timeout_s),
-                connection_class=AsyncSentinelTLSConnection if address.tls else AsyncSentinelConnection,
+                connection_class=_SentinelTLSConnection if address.tls else _SentinelConnection,
                 max_connections=max_connections,
                 timeout=wait,
                 retry=_no_async_retry(),
@@ -215,15 +215,39 @@ class _ClosesWhenDemoted:
             raise PrimaryDemoted(f"READONLY {error}") from error
 
 
-class _Connection(_ClosesWhenDemoted, redis.asyncio.Connection):
+class _HeedsCancellation:
+    """A connection that never swallows a cancellation.
+
+    redis-py sends within `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that comes while the
+    sending ends: the task would run on as if nobody had cancelled it, and Ctrl-C, a drain or a timeout would be lost.
+    """
+
+    async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
+        if task and task.cancelling() > before:
+            await self.disconnect(nowait=True)  # type: ignore[attr-defined]  # the reply will not be read
+            raise asyncio.CancelledError
+
+
+class _SentinelConnection(_HeedsCancellation, AsyncSentinelConnection):
     pass
 
 
-class _TLSConnection(_ClosesWhenDemoted, redis.asyncio.SSLConnection):
+class _SentinelTLSConnection(_HeedsCancellation, AsyncSentinelTLSConnection):
     pass
 
 
-class _SocketConnection(_ClosesWhenDemoted, redis.asyncio.UnixDomainSocketConnection):
+class _Connection(_ClosesWhenDemoted, _HeedsCancellation, redis.asyncio.Connection):
+    pass
+
+
+class _TLSConnection(_ClosesWhenDemoted, _HeedsCancellation, redis.asyncio.SSLConnection):
+    pass
+
+
+class _SocketConnection(_ClosesWhenDemoted, _HeedsCancellation, redis.asyncio.UnixDomainSocketConnection):
     pass
 
 

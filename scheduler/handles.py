@@ -16,7 +16,8 @@ from llmq.scheduler.job_record import JobRecord
 from llmq.scheduler.queue import CancelResult
 from llmq.scheduler.result import Result, ended_error, lost, result_of
 from llmq.scheduler.state import JobState
-from llmq.scheduler.waiting import Listener, Watch
+from llmq.scheduler.waiting import Listener
+from llmq.scheduler.watch import Watch
 
 
 class AsyncJobHandle:

@@ -35,7 +35,7 @@ class Figures:
     """What was measured in `window_s` seconds, by one worker or (summed) by all.
 
     `wait` is from submit to start of interactive jobs, `first` from submit to the first token, `total` from submit to
-    the end; `batch_wait` from the moment a single batch job was queued to its start.
+    the end; `batch_wait` from the moment a batch job was queued to its start.
     """
 
     window_s: float = 0.0
@@ -84,10 +84,9 @@ class Measures:
         """An interactive job has ended, `total_s` seconds after its submit."""
         self._now().total.record(total_s)
 
-    def batch_started(self, wait_s: float | None) -> None:
-        """A batch job was started; how long it waited is known of single jobs only (None else)."""
-        if wait_s is not None:
-            self._now().batch_wait.record(wait_s)
+    def batch_started(self, wait_s: float) -> None:
+        """A batch job was started `wait_s` seconds after it was queued."""
+        self._now().batch_wait.record(wait_s)
 
     def batch_ended(self, *, ok: bool) -> None:
         """A batch job has ended."""

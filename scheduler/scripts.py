@@ -44,6 +44,7 @@ NAMES = (
 )  # fmt: skip
 
 #: What a worker passes at most: more lanes make the script's KEYS long for little gain.
+FAR_AWAY_MS = 9 * 10**15
 MAX_CANDIDATES = 16
 
 
@@ -222,21 +223,28 @@ class Claimed:
 
 
 def _lease(row: list[Any], why: Why) -> Lease:
-    lane, entry, delivery, _, cls, tenant, attempts, crashes, preemptions, fields = row
+    lane, entry, delivery, _, cls, tenant, attempts, crashes, preemptions, flat = row
+    # Whoever can write to Redis can add an entry; one that llmq did not write has no data, and ends as malformed.
+    fields: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=False))
+    queued_ms = fields.get(b"t", entry.partition(b"-")[0])
     return Lease(
         Fence(text(lane), text(entry), int(delivery)),
         TrafficClass.INTERACTIVE if cls == b"i" else TrafficClass.BATCH,
         why,
         text(tenant),
-        text(fields[1]),
-        fields[3],
-        int(fields[5]),
+        fields.get(b"k", entry).decode(errors="replace"),
+        fields.get(b"d", b""),
+        _number(fields.get(b"c", b"1")),
         int(attempts),
         int(crashes),
         int(preemptions),
-        text(fields[9]) if len(fields) > 9 else "",
-        int(fields[7] if fields[6] == b"t" else entry.partition(b"-")[0]) / 1000,
+        fields.get(b"r", b"").decode(errors="replace"),
+        _number(queued_ms) / 1000,
     )
+
+
+def _number(value: bytes) -> int:
+    return int(value) if value.isdigit() else 0
 
 
 def _doomed(rows: list[list[Any]]) -> list[Doomed]:
@@ -393,14 +401,23 @@ class Swept:
     deleted: list[str]
 
 
-def sweep(keys: QueueKeys, consumer: str, *, lane: str, lease_ms: int, cursor: str, count: int = 100) -> Call[Swept]:
-    """Reclaim the jobs of one lane whose lease ran out."""
+def sweep(
+    keys: QueueKeys,
+    consumer: str,
+    *,
+    lane: str,
+    lease_ms: int,
+    cursor: str,
+    count: int = 100,
+    not_after_ms: int = FAR_AWAY_MS,
+) -> Call[Swept]:
+    """Reclaim the jobs of one lane whose lease ran out; nothing where Redis comes to it after `not_after_ms`."""
 
     def read(reply: list[Any]) -> Swept:
         cursor, again, to_end, deleted = reply
         return Swept(text(cursor), int(again), _doomed(to_end), [text(entry) for entry in deleted])
 
-    argv = [consumer, lane, lease_ms, cursor, count]
+    argv = [consumer, lane, lease_ms, cursor, count, not_after_ms]
     return Call(script("sweep"), (*keys.shared, *keys.of_lane(lane)), argv, read)
 
 

@@ -17,6 +17,7 @@ from llmq.scheduler import scripts
 from llmq.scheduler.inbox import Delta, encode_deltas
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Answered, Ended, Lease, Usage
+from llmq.scheduler.tasks import end_tasks
 
 HELLO = ("Hel", "lo", " world")
 
@@ -109,8 +110,6 @@ class ChatWorker:
         try:
             yield
         finally:
-            task.cancel()
-            try:
-                await task  # a worker that died of a fault of its own says so here
-            except asyncio.CancelledError:
-                pass
+            await end_tasks(task)
+            if not task.cancelled():
+                task.result()  # a worker that died of a fault of its own says so here

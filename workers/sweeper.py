@@ -25,6 +25,9 @@ from llmq.workers.desk import VERDICTS
 from llmq.workers.keeper import HEARTBEAT_TTL_S
 from llmq.workers.reach import OUT_OF_REACH
 
+#: A step that Redis comes to later than this does nothing: the server may have hung since contact was judged.
+LATE_MS = 1000
+
 #: Up to this many lanes are all visited in every sweep; more only while a worker is missing, and once a minute.
 FEW_LANES = 100
 FULL_SWEEP_S = 60.0
@@ -64,6 +67,7 @@ class Sweeper:
         self._lease_s = lease_s
         self._end = end
         self._full_sweep_at = 0.0
+        self._led_at = (0, 0.0)
         self._hurry = False
         self.reclaimed = 0
 
@@ -90,6 +94,7 @@ class Sweeper:
         lead = await scripts.run(self._redis, scripts.lead(self._keys, self._consumer, interval_ms=interval_ms))
         if not lead.leads:
             return False
+        self._led_at = (lead.now_ms, time.monotonic())
         info: dict[str, Any] = await self._redis.info("server")
         self._contact.server(str(info.get("run_id", "")))
         few = len(lead.lanes) <= FEW_LANES
@@ -104,6 +109,10 @@ class Sweeper:
             await self._keep_house(lead, silent_s.keys() - missing)
             self._full_sweep_at = time.monotonic() + FULL_SWEEP_S
         return True
+
+    def _redis_now_ms(self) -> int:
+        redis_ms, here_s = self._led_at
+        return redis_ms + round((time.monotonic() - here_s) * 1000)
 
     def _interval_s(self) -> float:
         return min(self._longest_interval_s(), HURRY_S if self._hurry else LONGEST_INTERVAL_S)
@@ -123,7 +132,15 @@ class Sweeper:
         # Asked again for each step: a sweep of many lanes takes a while, and Redis may go away in it and come back.
         while self._contact.long_enough():
             swept = await scripts.run(
-                self._redis, scripts.sweep(self._keys, self._consumer, lane=lane, lease_ms=lease_ms, cursor=cursor)
+                self._redis,
+                scripts.sweep(
+                    self._keys,
+                    self._consumer,
+                    lane=lane,
+                    lease_ms=lease_ms,
+                    cursor=cursor,
+                    not_after_ms=self._redis_now_ms() + LATE_MS,
+                ),
             )
             self.reclaimed += swept.reclaimed
             if swept.deleted:

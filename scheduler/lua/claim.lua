@@ -11,7 +11,7 @@
 -- From    waiting, delayed (due)
 -- To      running
 -- Returns jobs {lane, entry, delivery, why, class, tenant, attempts, crashes, preemptions, fields}; entries for the
---         worker to end, in the same form (expired, cancelled, interrupted: at most 64, outside the room); the reason
+--         worker to end, in the same form (expired, cancelled, interrupted, dead: at most 64, outside the room); the reason
 --         why no more were given; ms to the next moment at which that may change; the candidate lanes to give next
 --         time, where those given were not the right ones
 --
@@ -28,6 +28,11 @@ local now, soonest = set.now, set.now + 1000
 local jobs, ended = {}, {}
 local skip, skipped = {}, {i = 0, b = 0} -- lanes of which all that waits is suspects, while this worker runs one
 local unsure = nil -- why the search was not finished: 'lanes', the next one is not given; 'more', a bound was reached
+
+-- LLM tokens, estimated; an entry that llmq did not write may say anything, and its worker ends it.
+local function cost_of(job)
+  return tonumber(job[10][6]) or 1
+end
 
 local function look_again_at(moment)
   if moment and moment > now and moment < soonest then soonest = moment end
@@ -55,8 +60,9 @@ local function take(lane, meta, want, why)
   local stream, back, started, held_back = given[lane].stream, given[lane].back, 0, false
   local function more() return math.min(want - started, 64 - #ended) end
   local function start(entry, delivery, a, c, p, flags)
-    local over = entry[2][7] == 'x' and tonumber(entry[2][8]) <= now
+    local over = entry[2][7] == 'x' and (tonumber(entry[2][8]) or 0) <= now
     local verdict = flags == 'x' and 'cancelled' or flags == 's' and 'interrupted' or over and 'expired'
+      or c >= 3 and 'dead'
     local list = verdict and ended or jobs
     list[#list + 1] = {lane, entry[1], delivery, verdict or why, meta.cls, meta.tenant, a, c, p, entry[2]}
     if verdict then return end
@@ -112,7 +118,7 @@ local function serve(cls, want, why)
       return 0
     elseif take(lane, meta, alone and want or 1, why) > 0 then
       local cost = 0
-      for i = before + 1, #jobs do cost = cost + (cls == 'i' and 1 or tonumber(jobs[i][10][6])) end
+      for i = before + 1, #jobs do cost = cost + (cls == 'i' and 1 or cost_of(jobs[i])) end
       local weight = tonumber(redis.call('HGET', config, 'weight.' .. meta.tenant) or 1)
       redis.call('ZADD', READY[cls], 'XX', 'INCR', cost / weight, meta.tenant)
       return #jobs - before
@@ -134,7 +140,7 @@ local function pay(from, as_debt)
   for i = from, #jobs do
     redis.call('ZADD', starts, now, jobs[i][1] .. '|' .. jobs[i][2])
     if set.rate then
-      local left = tank.tokens - (set.by_tokens and tonumber(jobs[i][10][6]) or 1)
+      local left = tank.tokens - (set.by_tokens and cost_of(jobs[i]) or 1)
       tank.tokens = as_debt and math.max(math.min(tank.tokens, -set.burst), left) or left
     end
   end

@@ -43,7 +43,9 @@ if total > limit / 2 then
   end
   if slowest then
     for _, entry in ipairs(redis.call('XRANGE', results, '-', slowest, 'COUNT', 500)) do
-      for i = 1, #entry[2], 2 do if entry[2][i] == 'b' then freed = freed + #entry[2][i + 1] end end
+      for i = 1, #entry[2], 2 do
+        if entry[2][i] == 'b' or entry[2][i] == 'd' then freed = freed + #entry[2][i + 1] end
+      end
       redis.call('XDEL', results, entry[1])
       trimmed = trimmed + 1
     end

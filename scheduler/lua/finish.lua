@@ -31,7 +31,9 @@ local function tell_line(at, results, sum, data, failed)
   redis.call(unpack(entry))
   sum[failed and 'failed' or 'completed'] = sum[failed and 'failed' or 'completed'] + 1
   sum.prompt, sum.completion = sum.prompt + tonumber(prompt), sum.completion + tonumber(completion)
-  sum.bytes = sum.bytes + #body
+  local size = #body + (failed and data and #data or 0)
+  sum.bytes = sum.bytes + size
+  bytes = bytes + size
 end
 
 local function tell_job(at, job, inbox)
@@ -87,7 +89,6 @@ for at = 3, #ARGV, GROUP do
         sums[lane] = sum
       end
       tell_line(at, results, sum, data, failed)
-      bytes = bytes + #body
     else
       tell_job(at, record, results)
       if redis.call('XLEN', stream) == 0 then remove_lane(lane, meta, stream, back) end

@@ -11,6 +11,7 @@
 local batch = KEYS[19]
 local lane, state = ARGV[1], ARGV[2]
 
+allow_at_maxmemory()
 local status = redis.call('HGET', batch, 'status')
 if not status then return {'unknown'} end
 local meta = meta_of(lane)

@@ -35,7 +35,7 @@ if not cancelled then
   if sealed ~= '1' then redis.call('HSET', batch, 'sealed', 1, 'total', lines) end
 end
 local entries = redis.call('XRANGE', stream, '(' .. cursor, '+', 'COUNT', count)
-local reaped, known = {}, {}
+local reaped, known, bytes = {}, {}, 0
 if #entries > 0 then
   local running, first, last = {}, entries[1][1], entries[#entries][1]
   local pending = redis.pcall('XPENDING', stream, 'workers', first, last, #entries)
@@ -45,6 +45,7 @@ if #entries > 0 then
     if not running[id] then
       redis.call('XADD', results, '*', 'n', string.match(id, '^%d+'), 'k', fields[2], 's', state, 'e', code,
         'm', message, 'd', fields[4])
+      bytes = bytes + #fields[4]
       reaped[#reaped + 1], known[#known + 1] = id, lane .. '|' .. id
     end
   end
@@ -55,6 +56,9 @@ if #reaped > 0 then
   redis.call('HDEL', tries, unpack(known))
   uncount('b', #reaped)
   redis.call('HINCRBY', batch, 'failed', #reaped)
+  redis.call('HINCRBY', batch, 'bytes', bytes)
+  redis.call('INCRBY', held, bytes)
+  redis.call('PEXPIRE', held, tonumber(redis.call('HGET', config, 'keep_batch') or WEEK))
 end
 if end_batch_when_done(lane, meta, stream, back, batch, results, now) then return {'0-0', #reaped} end
 return {#entries == count and entries[#entries][1] or '0-0', #reaped}

@@ -14,6 +14,7 @@
 local stream, back, batch, results = KEYS[19], KEYS[20], KEYS[21], KEYS[22]
 local lane, next_line = ARGV[1], ARGV[2]
 
+allow_at_maxmemory()
 local expected, sealed, status, total = unpack(redis.call('HMGET', batch, 'next', 'sealed', 'status', 'lines'))
 if not expected then return {'closed', 'lost'} end
 if sealed == '1' then

@@ -8,6 +8,8 @@
 --         3 lease     ms without renewal after which a job is reclaimed
 --         4 cursor    where to go on: 0-0 at first
 --         5 count     entries to look at, at most (XAUTOCLAIM looks at 10 x as many)
+--         6 not_after  Redis' time in ms after which to do nothing: a call that waited in a server that hung rests on a
+--                     contact that is broken by now, and may not run before the owners have renewed
 -- From    running (by a worker that is gone)
 -- To      waiting; running (by the sweeper) for those that it must end
 -- Returns the next cursor (0-0: all seen); how many wait again; the jobs for the sweeper to end, in claim's form
@@ -16,10 +18,10 @@
 -- XAUTOCLAIM first: it is allowed at maxmemory, and then the rest is too.
 
 local stream, back = KEYS[19], KEYS[20]
-local consumer, lane, lease, cursor, count = unpack(ARGV)
+local consumer, lane, lease, cursor, count, not_after = unpack(ARGV)
 
-if redis.call('EXISTS', stream) == 0 then return {'0-0', 0, {}, {}} end
 local meta, now = meta_of(lane), clock()
+if redis.call('EXISTS', stream) == 0 or now > tonumber(not_after) then return {'0-0', 0, {}, {}} end
 local found = redis.pcall('XAUTOCLAIM', stream, 'workers', consumer, lease, cursor, 'COUNT', count, 'JUSTID')
 if found.err then
   if not string.find(found.err, 'NOGROUP') then return found end

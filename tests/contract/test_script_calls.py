@@ -123,8 +123,8 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
         {"consumer": "w1", "lane": "batch:b1", "entry": "5-0", "delivery": 2, "delay": 250, "preempted": 1},
     ),
     (
-        scripts.sweep(QUEUE, "w1", lane="batch:b1", lease_ms=10, cursor="3-0", count=9),
-        {"consumer": "w1", "lane": "batch:b1", "lease": 10, "cursor": "3-0", "count": 9},
+        scripts.sweep(QUEUE, "w1", lane="batch:b1", lease_ms=10, cursor="3-0", count=9, not_after_ms=5),
+        {"consumer": "w1", "lane": "batch:b1", "lease": 10, "cursor": "3-0", "count": 9, "not_after": 5},
     ),
     (
         scripts.reap(QUEUE, "b1", lane="batch:b1", cursor="3-0", count=9),

@@ -580,3 +580,30 @@ async def test_a_filled_room_passes_the_ring_on(queue: ScriptedQueue) -> None:
     await queue.claim(2)
     state = await queue.state()
     assert (None, 1) == (state.get("bell:i"), state.get("bell:b"))
+
+
+async def test_an_entry_that_llmq_did_not_write_is_handed_out_all_the_same(queue: ScriptedQueue) -> None:
+    """Its worker ends it as malformed; it stops neither the lane nor the claim, whatever its fields say."""
+    await queue.submit("j1")
+    await queue.batch("B", 1)
+    await queue.configure(rate=100, burst=100, unit="tok")
+    await queue.redis.xadd(queue.keys.lane("i:t"), {"evil": b"\xff\xfe"})
+    await queue.redis.xadd(queue.keys.lane("batch:B"), {"k": b"\xff", "d": "x", "c": "lots", "x": "soon"}, id="7-0")
+    claimed = await queue.claim(9)
+    given = [*claimed.leases, *(doomed.lease for doomed in claimed.doomed)]
+    assert {b"", b"x"} < {lease.data for lease in given}
+    assert 4 == len(given)
+
+
+async def test_a_job_with_three_crashes_is_not_started_again(queue: ScriptedQueue) -> None:
+    """It comes back when the reply that gave it to be ended was lost; it is given to be ended again (G7)."""
+    await queue.batch("B", 2)
+    for _ in range(2):
+        lease = (await queue.claim(1)).leases[0]
+        assert [] == await queue.crash(lease)
+    lease = (await queue.claim(1)).leases[0]
+    (doomed,) = await queue.crash(lease)
+    assert "dead" == doomed.verdict
+    await queue.hand_back(doomed.lease, worker="s")
+    claimed = await queue.claim(1)
+    assert (["dead"], ["B/2"]) == ([one.verdict for one in claimed.doomed], names(claimed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from redis.asyncio import Redis
 from llmq import AsyncClient, AsyncJobHandle, CancelResult, JobState
 from llmq.scheduler import scripts
 from llmq.scheduler.connection import connect
+from llmq.scheduler.embedded import stop_server
 from llmq.scheduler.errors import (
     EncodingError,
     JobCancelled,
@@ -154,6 +156,16 @@ class TestResult:
             await waiting
         with pytest.raises(NotFoundError):
             await job.status()
+
+    async def test_a_client_closes_at_once_whenever(self, redis_url: str) -> None:
+        """A cancel that redis-py forgets is given again, in whatever moment it came."""
+        for turns in range(30):
+            client = AsyncClient(redis_url)
+            await client.submit(BODY)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(1):
+                await client.aclose()
 
     async def test_waits_end_with_the_client(self, redis_url: str) -> None:
         """Closing it leaves nobody waiting."""
@@ -350,7 +362,7 @@ class TestConnections:
     """What a client costs, and what it does while Redis is away."""
 
     async def test_10_000_waits_cost_no_more_connections_than_one(
-        self, client: AsyncClient, redis: Redis, worker: ChatWorker
+        self, system_redis_url: str, client: AsyncClient, redis: Redis, worker: ChatWorker
     ) -> None:
         """One ear and a small pool, however many jobs are waited for (F-086)."""
 
@@ -399,6 +411,17 @@ class TestConnections:
         answering = asyncio.create_task(worker.answer())
         assert list(HELLO) == await texts(job)
         await answering
+
+    async def test_without_a_url_it_is_the_embedded_server(self) -> None:
+        """Started by the first call, shared by all clients of this user."""
+        home = Path(os.environ["LLMQ_HOME"])
+        try:
+            async with AsyncClient() as one, AsyncClient() as two:
+                job = await one.submit(BODY)
+                assert JobState.WAITING is (await (await two.job(job.id)).status()).state
+                assert "embedded" in repr(one)
+        finally:
+            await asyncio.to_thread(stop_server, home)
 
     async def test_a_url_with_a_password_does_not_show_it(self) -> None:
         """Neither in a repr nor in an error."""

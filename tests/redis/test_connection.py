@@ -215,6 +215,32 @@ class TestTimeouts:
         await client.aclose()
 
 
+class TestCancellation:
+    """A task that is cancelled while it talks to Redis ends, whenever the cancellation comes."""
+
+    async def test_no_cancellation_is_swallowed(self, redis_url: str) -> None:
+        """Cancelled after each number of steps of the loop, single commands and pipelines all end (F-027, F-142)."""
+        client = connect(redis_url)
+
+        async def commands() -> None:
+            while True:
+                await client.get("x")
+                pipe = client.pipeline(transaction=False)
+                pipe.get("x")
+                pipe.get("y")
+                await pipe.execute()
+
+        async with asyncio.timeout(60):
+            for steps in range(200):
+                task = asyncio.create_task(commands())
+                for _ in range(steps % 40 + 1):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task], timeout=2)
+                assert task.cancelled()
+        await client.aclose()
+
+
 class TestPool:
     """F-086: connections are few, and a command waits for one."""
 

@@ -150,6 +150,22 @@ async def test_a_cancelled_job_of_a_gone_worker_is_ended(queue: ScriptedQueue) -
     assert ("cancelled", "cancelled") == (state["job:j1 state"], state["b:B status"])
 
 
+async def test_a_step_that_comes_late_does_nothing(queue: ScriptedQueue) -> None:
+    """It waited in a server that hung: its contact is broken, and the owners must renew first (G4)."""
+    await queue.batch("B", 1)
+    (lease,) = (await queue.claim(1)).leases
+    await queue.lapse(lease)
+    before = await queue.state()
+    now = int((await queue.redis.hget(queue.keys.config, "virtual")) or 0)
+
+    def late(not_after_ms: int) -> scripts.Call[scripts.Swept]:
+        return scripts.sweep(queue.keys, "s", lane=LANE, lease_ms=1, cursor="0-0", not_after_ms=not_after_ms)
+
+    assert scripts.Swept("0-0", 0, [], []) == await queue.call(late(now - 1))
+    assert {} == changes(before, await queue.state())
+    assert 1 == (await queue.call(late(now))).reclaimed
+
+
 async def test_entries_that_somebody_deleted_are_named(queue: ScriptedQueue) -> None:
     """They are no longer pending, leave no trace in the queue's keys, and nothing else is harmed (F-068)."""
     await queue.batch("B", 3)

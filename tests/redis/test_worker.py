@@ -254,9 +254,11 @@ class TestChatAndBatch:
         engine = ScriptedEngine(1)
         waits = []
         async with serving(redis_url, engine):
-            for number in range(8):
+            for number in range(3):
                 await submit_chat(redis, f"full {number}")
-                (await engine.next()).answer()
+                request = await engine.next()
+                await asyncio.sleep(1.2)  # longer than a wait: the one that is under way now began without room
+                request.answer()
                 await job_ended(redis, f"full {number}")
                 await asyncio.sleep(0.06)
                 began = time.monotonic()

@@ -1,7 +1,7 @@
-"""The command line in processes of its own, for the tests that look at exit codes, streams and signals.
+"""The command line as the tests run it: to its end, or in a process of its own that can be interrupted and killed.
 
-    done = llmq("batch", "ls", "--json")
-    with started("worker", "--engine", "sim") as process:
+    done = llmq("batch", "ls", "--json", url=url)
+    with started("worker", "--engine", "sim", url=url) as process:
         process.until("ready ")
 
 Nobody sits at these terminals: stdin is empty unless a test gives it something, stdout and stderr are pipes.
@@ -10,6 +10,7 @@ Nobody sits at these terminals: stdin is empty unless a test gives it something,
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import select
@@ -20,10 +21,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from llmq.cli.main import run_line
 
 #: The entry point as it was installed.
 LLMQ = str(Path(sys.executable).with_name("llmq"))
@@ -61,11 +65,21 @@ class Done:
         return lines[0].removeprefix("error: ")
 
 
-def llmq(*arguments: object, url: str | None = None, stdin: bytes = b"", **options: Any) -> Done:
-    """Run one command to its end. `url` is where its Redis is."""
-    command = [LLMQ, *map(str, arguments)]
-    ran = subprocess.run(command, input=stdin, capture_output=True, timeout=PATIENCE_S, env=environment(url), **options)
-    return checked(Done(ran.returncode, ran.stdout.decode(), ran.stderr.decode()))
+def llmq(*arguments: object, url: str | None = None, stdin: bytes = b"", folder: Path | None = None) -> Done:
+    """Run one command to its end, as a process would but in this one: loading Python takes longer than most commands.
+
+    `url` is where its Redis is, `folder` where it runs.
+    """
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    given = io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8")
+    with (
+        mock.patch.dict(os.environ, {"LLMQ_REDIS_URL": url} if url else {}),
+        mock.patch.multiple(sys, stdin=given, stdout=out, stderr=err),
+        contextlib.chdir(folder or Path.cwd()),
+    ):
+        code = run_line([str(argument) for argument in arguments])
+    written = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    return checked(Done(code, *written))
 
 
 def checked(done: Done) -> Done:
@@ -73,11 +87,6 @@ def checked(done: Done) -> Done:
     assert "Traceback" not in done.err, done.err
     assert "Traceback" not in done.out
     return done
-
-
-def environment(url: str | None) -> Mapping[str, str]:
-    """Return the test's environment, with the URL in it."""
-    return os.environ | ({"LLMQ_REDIS_URL": url} if url else {})
 
 
 class Started:
@@ -125,7 +134,7 @@ def started(*arguments: object, url: str | None = None, **options: Any) -> Itera
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment(url),
+        env=os.environ | ({"LLMQ_REDIS_URL": url} if url else {}),
         **options,
     )
     try:
@@ -179,14 +188,14 @@ def until(true: Callable[[], bool], what: str) -> None:
 
 
 @contextlib.contextmanager
-def answering(reply: bytes, *, again: bool = False) -> Iterator[int]:
-    """Answer on a port whatever is asked with `reply`, once a connection or (`again`) as often as it is asked."""
+def answering(answer: Callable[[bytes], bytes]) -> Iterator[int]:
+    """Answer on a port whatever is asked; nothing (b"") closes the connection."""
 
     class Handler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
-            while self.request.recv(65_536):
-                self.request.sendall(reply)
-                if not again:
+            while (asked := self.request.recv(65_536)) and (said := answer(asked)):
+                self.request.sendall(said)
+                if said.startswith(b"HTTP/"):
                     return
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:

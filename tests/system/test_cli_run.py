@@ -137,7 +137,7 @@ class TestRun:
     def test_json_is_one_object_and_the_results_are_in_a_file(self, url: str, tmp_path: Path) -> None:
         """With --json stdout cannot hold results too."""
         prompts = write_prompts(tmp_path / "prompts.jsonl", 5)
-        done = llmq("--json", "run", prompts, "--engine", QUICK, url=url, cwd=tmp_path)
+        done = llmq("--json", "run", prompts, "--engine", QUICK, url=url, folder=tmp_path)
         assert {"total": 5, "completed": 5, "failed": 0} == done.json["request_counts"]
         assert done.json["simulated"] is True
         assert 5 == len(ids_in(tmp_path / done.json["output"]))
@@ -166,7 +166,7 @@ class TestRun:
         """What answers HTML is not taken for an engine."""
         prompts = write_prompts(tmp_path / "prompts.jsonl", 2)
         head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 13\r\nConnection: close\r\n\r\n"
-        with answering(head + b"<html></html>") as port:
+        with answering(lambda asked: head + b"<html></html>") as port:
             done = llmq("run", prompts, "-o", tmp_path / "out", "--engine", f"http://127.0.0.1:{port}", url=url)
         assert 4 == done.code
         assert str(port) in done.error

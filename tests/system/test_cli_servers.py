@@ -57,7 +57,13 @@ def test_a_server_that_may_evict_is_warned_of_once(own_server: OwnServer, tmp_pa
 def test_a_server_that_is_too_old() -> None:
     """The line names the versions that will do."""
     info = b"redis_version:6.2.14\r\nredis_mode:standalone\r\nrole:master\r\n"
-    with answering(b"$%d\r\n%s\r\n" % (len(info), info), again=True) as port:
+
+    def answer(asked: bytes) -> bytes:
+        replies = {b"INFO": b"$%d\r\n%s\r\n" % (len(info), info), b"PING": b"+PONG\r\n"}
+        commands = [words.split(b"\r\n") for words in asked.split(b"*")[1:]]
+        return b"".join(replies.get(words[2], b"+OK\r\n") for words in commands)
+
+    with answering(answer) as port:
         done = llmq("status", url=f"redis://127.0.0.1:{port}")
     assert 4 == done.code
     assert "6.2.14" in done.error
@@ -66,6 +72,7 @@ def test_a_server_that_is_too_old() -> None:
 
 def test_what_is_no_redis() -> None:
     """A web server on the port is not waited for."""
-    with answering(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n") as port:
+    with answering(lambda asked: b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n") as port:
         done = llmq("status", url=f"redis://127.0.0.1:{port}")
     assert 4 == done.code
+    assert str(port) in done.error

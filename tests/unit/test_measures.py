@@ -101,7 +101,6 @@ def test_figures_of_a_fleet() -> None:
         old.batch_ended(ok=True)
     old.batch_ended(ok=False)
     old.batch_started(4.0)
-    old.batch_started(None)
     young.batch_ended(ok=True)
     young.preempted()
     figures = merge([old.snapshot(), young.snapshot(), {}, {"m.window_s": "x"}])

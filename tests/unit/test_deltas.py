@@ -1,0 +1,136 @@
+"""Deltas in order: whatever comes in whatever order, a stream is a beginning of the one answer that counts."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmq.scheduler.deltas import MAX_KEPT_BYTES, DeltaOrder
+from llmq.scheduler.inbox import Delta
+from tests.chat_worker import chat, chunk
+
+
+def delta(seq: int, text: str, delivery: int = 1) -> Delta:
+    """Return a delta."""
+    return Delta("j", delivery, seq, text, chunk(text))
+
+
+def shown(order: DeltaOrder) -> str:
+    """Take what may be shown, as one text."""
+    return "".join(view.text for view in order.take())
+
+
+def rest(order: DeltaOrder, body: bytes) -> str | None:
+    """Return the text of the rest."""
+    view = order.rest(body)
+    return None if view is None else view.text
+
+
+@given(st.lists(st.text(max_size=5), max_size=8), st.data())
+def test_a_stream_is_the_answer_whatever_was_lost_or_came_late(texts: list[str], data: st.DataObject) -> None:
+    """Deltas come in any order, twice or never; what was shown and the rest are always the whole answer."""
+    places = list(range(len(texts)))
+    arrivals = data.draw(st.lists(st.sampled_from(places), max_size=20)) if places else []
+    order, seen = DeltaOrder(), ""
+    for seq in arrivals:
+        order.add(delta(seq, texts[seq]))
+        if data.draw(st.booleans()):
+            seen += shown(order)
+    seen += shown(order)
+    assert "".join(texts).startswith(seen)
+    assert "".join(texts) == seen + (rest(order, chat("".join(texts))) or "")
+    assert not rest(order, chat("".join(texts)))
+
+
+def test_pieces_are_shown_in_order_and_once() -> None:
+    """One that comes early waits for those before it."""
+    order = DeltaOrder()
+    order.add(delta(1, "lo"))
+    assert "" == shown(order)
+    order.add(delta(0, "Hel"))
+    order.add(delta(0, "Hel"))
+    assert "Hello" == shown(order)
+    assert "" == shown(order)
+
+
+def test_chunks_come_as_the_engine_made_them() -> None:
+    """Those without text as well: they may hold a tool call."""
+    order = DeltaOrder()
+    order.add(Delta("j", 1, 0, "", b'{"choices": [{"delta": {"tool_calls": []}}]}'))
+    (view,) = order.take()
+    assert {"choices": [{"delta": {"tool_calls": []}}]} == view.chunk
+
+
+def test_a_newer_delivery_replaces_what_was_not_shown() -> None:
+    """And what an older one still sends is passed over."""
+    order = DeltaOrder()
+    order.add(delta(0, "old"))
+    order.add(delta(0, "new", delivery=2))
+    order.add(delta(1, "old"))
+    assert "new" == shown(order)
+    assert None is rest(order, chat("new"))
+
+
+def test_an_answer_begun_again_after_it_was_shown_is_not_mixed() -> None:
+    """Unless the second begins as the first did: then it goes on."""
+    order = DeltaOrder()
+    order.add(delta(0, "Hel"))
+    assert "Hel" == shown(order)
+    order.add(delta(0, "Bye", delivery=2))
+    assert "" == shown(order)
+    with pytest.raises(ValueError, match="not the one that was shown"):
+        order.rest(chat("Bye"))
+    assert "lo" == rest(order, chat("Hello"))
+
+
+def test_an_answer_of_several_choices_needs_no_rest() -> None:
+    """Its pieces are mixed, so that they begin no choice's text; all of them came."""
+    order = DeltaOrder()
+    for seq, text in enumerate(("a1", "b1", "a2")):
+        order.add(delta(seq, text))
+    assert "a1b1a2" == shown(order)
+    assert None is rest(order, chat("a1a2"))
+
+
+def test_what_nobody_reads_is_not_kept_for_ever() -> None:
+    """Above a megabyte the deltas are dropped; the answer comes from the record."""
+    order = DeltaOrder()
+    order.add(delta(0, "x" * MAX_KEPT_BYTES))
+    assert "" == shown(order)
+    assert "whole" == rest(order, chat("whole"))
+
+
+def test_what_is_read_in_time_may_be_as_long_as_it_likes() -> None:
+    """Only what is kept is bounded."""
+    order = DeltaOrder()
+    for seq in range(5):
+        order.add(delta(seq, "x" * (MAX_KEPT_BYTES // 3)))
+        assert MAX_KEPT_BYTES // 3 == len(shown(order))
+
+
+def test_an_answer_without_deltas_has_a_chunk_that_an_engine_could_have_sent() -> None:
+    """Tool calls get their places, and nulls are left out."""
+    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "t", "function": {"name": "f"}}]}
+    body = {"object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
+    view = DeltaOrder().rest(orjson.dumps(body))
+    assert view is not None
+    assert {
+        "index": 0,
+        "delta": {"role": "assistant", "tool_calls": [{"index": 0, "id": "t", "function": {"name": "f"}}]},
+        "finish_reason": "tool_calls",
+    } == view.chunk["choices"][0]
+
+
+def test_other_endpoints_come_whole() -> None:
+    """Embeddings are no text and no chunks; completions have texts of their own."""
+    view = DeltaOrder().rest(b'{"data": [{"embedding": [1]}]}')
+    assert view is not None
+    assert ("", {"data": [{"embedding": [1]}]}) == (view.text, view.chunk)
+    order = DeltaOrder()
+    order.add(delta(0, "on"))
+    assert "on" == shown(order)
+    last = order.rest(b'{"object": "text_completion", "choices": [{"index": 0, "text": "once"}]}')
+    assert last is not None
+    assert ("ce", [{"index": 0, "text": "ce"}]) == (last.text, last.chunk["choices"])
