@@ -412,6 +412,23 @@ class TestConnections:
         assert list(HELLO) == await texts(job)
         await answering
 
+    async def test_a_redis_that_counts_from_an_earlier_time_is_listened_to(self, own_server: OwnServer) -> None:
+        """After a failover the clock may be behind: the pieces of an answer are heard all the same."""
+        server = own_server("--appendonly", "no")
+        async with AsyncClient(server.url) as client:
+            job = await client.submit(BODY)
+            redis = connect(server.url)
+            await ChatWorker(redis).answer()
+            await job.result(timeout=5)
+            (inbox,) = await redis.keys("*:inbox:*")
+            await redis.xadd(inbox, {"t": "e", "j": "of the future"}, id="9999999999999-0")
+            server.restart()
+            assert JobState.WAITING is (await (job := await client.submit(BODY)).status()).state
+            stream = asyncio.create_task(texts(job))
+            await ChatWorker(redis).answer()
+            await redis.aclose()
+            assert list(HELLO) == await stream
+
     async def test_without_a_url_it_is_the_embedded_server(self) -> None:
         """Started by the first call, shared by all clients of this user."""
         home = Path(os.environ["LLMQ_HOME"])

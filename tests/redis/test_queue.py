@@ -201,11 +201,23 @@ class TestPlan:
         assert await jobs.refresh_plan()
         assert not await jobs.refresh_plan()
 
-    async def test_windows_set_meanwhile_win(self, queue: ScriptedQueue, jobs: Queue) -> None:
-        """A refresh that began before they were set does not leave the old plan behind."""
+    async def test_windows_set_meanwhile_win(self, queue: ScriptedQueue, redis: Redis) -> None:
+        """A refresh that read the windows before they were set does not leave the old plan behind."""
+
+        class Interrupted(Queue):
+            """A queue whose windows are set by somebody else between two steps of a refresh."""
+
+            async def now_ms(self) -> int:
+                if not interruptions:
+                    interruptions.append("closed")
+                    await Queue(redis, "q").set("windows", "closed")
+                return await super().now_ms()
+
+        interruptions: list[str] = []
+        jobs = Queue(redis, "q")
         await jobs.set("windows", "mon-fri 08:00-20:00 5/s")
         await queue.pass_time(3 * DAY_MS)
-        await asyncio.gather(jobs.refresh_plan(), jobs.set("windows", "closed"))
+        await Interrupted(redis, "q").refresh_plan()
         plan = await queue.redis.hget(jobs.keys.config, "plan")
         assert b"closed" in plan
         assert b"job" not in plan
