@@ -13,7 +13,8 @@ from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session
 from llmq.scheduler.settings import Settings
 from llmq.workers.shutdown import Shutdown
-from llmq.workers.worker import WorkerOptions, WorkerReport, serve
+from llmq.workers.slots import WorkerReport
+from llmq.workers.worker import WorkerOptions, serve
 
 if TYPE_CHECKING:
     from llmq.workers.engines.discovery import FoundEngine

@@ -1,47 +1,40 @@
 """The worker: one process that serves one engine, from the first heartbeat to the last hand back.
 
-    while (lease := await desk.take()) is not None:
-        outcome = await executor.run(lease)
-        desk.settle(lease, outcome)
-
-That is a slot; a worker is as many of them as its engine answers requests at once. Around them stand small loops, each
-in a module of its own: the desk's trips, the bells, the lease keeper (a thread), the sweeper. This module builds them,
-starts them and ends them; it neither chooses jobs nor talks to Redis.
+Around the slots (`slots.py`, the way of a job) stand small loops, each in a module of its own: the desk's trips, the
+bells, the lease keeper (a thread), the sweeper. This module builds them, starts them and ends them, and takes what the
+keeper learns; it neither chooses jobs nor talks to Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 import socket
 import sys
-import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 from llmq.scheduler.connection import connect, connect_sync, redis_errors
 from llmq.scheduler.errors import EngineUnavailable, LLMQError
-from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.keys import QueueKeys
-from llmq.scheduler.lease import Abandoned, Answered, Fence, HandedBack, Lease, Outcome, Reason
+from llmq.scheduler.lease import Fence, Lease, Outcome
 from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.scripts import Beat
 from llmq.workers.bells import LISTEN_S, Bells
+from llmq.workers.card import Card
 from llmq.workers.contact import Contact
 from llmq.workers.deltas import DeltaSender
-from llmq.workers.desk import VERDICTS, Desk
+from llmq.workers.desk import Desk
 from llmq.workers.engines.base import Engine, EngineInfo
-from llmq.workers.executor import Executor, Running, Stop
+from llmq.workers.executor import Executor
 from llmq.workers.gate import Gate
-from llmq.workers.governor import Allowance, Candidate, Snapshot, allow, default_reserve, victims
 from llmq.workers.keeper import TIMEOUT_S, LeaseKeeper
 from llmq.workers.measuring import Measuring
 from llmq.workers.reach import OUT_OF_REACH
 from llmq.workers.shutdown import Shutdown
+from llmq.workers.slots import Slots, WorkerReport
 from llmq.workers.sweeper import Sweeper
 
 #: Slots where the engine does not tell how many requests it runs at once.
@@ -71,16 +64,6 @@ class WorkerOptions:
     announce: Callable[[str], None] = field(default=lambda line: print(line, file=sys.stderr, flush=True))
 
 
-@dataclass(slots=True)
-class WorkerReport:
-    """What a worker did, for its last line: jobs that ended, failed ones among them, and those handed back."""
-
-    worker_id: str
-    ended: int = 0
-    failed: int = 0
-    handed_back: int = 0
-
-
 async def serve(url: str, engine: Engine, options: WorkerOptions, shutdown: Shutdown) -> WorkerReport:
     """Serve `engine` until `shutdown` is asked for (or the queue is empty). The caller closes the engine.
 
@@ -103,19 +86,13 @@ class Worker:
         self.host = socket.gethostname()
         self.id = f"{self.host}-{os.getpid()}-{secrets.token_hex(3)}"
         self._engine = engine
-        self._info = info
         self._options = options
         self._shutdown = shutdown
-        self._version = version("llmq-streams")
         self._keys = QueueKeys(options.queue)
-        self._concurrency = options.concurrency or info.slots or DEFAULT_CONCURRENCY
         self._settings = LiveSettings.from_hash({})
-        self._state = "starting"
-        self._started_at = time.time()
-        self._report = WorkerReport(self.id)
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._gate = Gate(self._concurrency)
-        self._batch_cap: int | None = None
+        concurrency = options.concurrency or info.slots or DEFAULT_CONCURRENCY
+        self._gate = Gate(concurrency)
         self._measuring = Measuring()
         self._contact = Contact(self._settings.lease_s)
         self._redis = connect(url, client_name=self.id)
@@ -123,13 +100,23 @@ class Worker:
         self._keeper_redis = connect_sync(url, timeout_s=TIMEOUT_S, client_name=self.id)
         self._deltas = DeltaSender(self._redis, self._keys, self.id, self.lease_lost)
         self._executor = Executor(engine, self._gate, self._deltas, lambda: self._settings, self._measuring.begun)
+        self._slots = Slots(
+            concurrency,
+            options.reserve,
+            self._executor,
+            self._gate,
+            self._measuring,
+            lambda: self._settings,
+            WorkerReport(self.id),
+        )
+        self._card = Card(self.id, self.host, options.queue, options.gpu, info)
         self._keeper = LeaseKeeper(
             self._keeper_redis,
             self._keys,
             self.id,
             self._contact,
             self,
-            self._heartbeat,
+            lambda: self._card.heartbeat(self._slots, self._measuring),
             lease_s=self._settings.lease_s,
         )
         self._desk = Desk(
@@ -139,17 +126,18 @@ class Worker:
             self.host,
             self._keeper,
             self._contact,
-            self._allowance,
-            self._make_way,
+            self._slots.allowance,
+            self._slots.make_way,
             lambda: self._bells.reconsider(),
         )
+        self._slots.desk = self._desk
         self._bells = Bells(
             self._ear,
             self._redis,
             self._keys,
             self.id,
             self._contact,
-            self._allowance,
+            self._slots.allowance,
             self._desk.look,
             self._command,
         )
@@ -173,18 +161,18 @@ class Worker:
             await worker._close_clients()
             raise
         worker._keeper.start()
-        worker._state = "ready"
+        worker._card.state = "ready"
         worker._trips = worker._go(worker._desk.trips())
         worker._go(worker._bells.listen())
         worker._go(worker._sweeper.sweeps())
         worker._go(worker._watch_engine())
         worker._keeper.beat_soon()
-        options.announce(worker._ready_line())
+        options.announce(worker._card.ready_line(worker._slots))
         return worker
 
     async def run(self) -> WorkerReport:
         """Serve until asked to stop, then drain; raises what a part of the worker died of."""
-        slots = [asyncio.create_task(self._slot()) for _ in range(self._concurrency)]
+        slots = [asyncio.create_task(self._slots.serve_one()) for _ in range(self._slots.concurrency)]
         for slot in slots:
             slot.add_done_callback(self._part_ended)
         asked = asyncio.ensure_future(self._shutdown.quiet())
@@ -200,7 +188,7 @@ class Worker:
             await self._drain(slots)
         if self._failure.done():
             self._failure.result()
-        return self._report
+        return self._slots.report
 
     async def close(self) -> None:
         """End every part, leave the list of workers, and close the connections."""
@@ -215,88 +203,20 @@ class Worker:
                 pass  # the heartbeat has a TTL; whoever lists workers sees its age
         await self._close_clients()
 
-    # --- the slots ------------------------------------------------------------------------------------------------
-
-    async def _slot(self) -> None:
-        while (lease := await self._desk.take()) is not None:
-            self._measuring.started(lease)
-            outcome = await self._executor.run(lease)
-            self._desk.settle(lease, outcome)
-            self._note(lease, outcome)
-
-    def _note(self, lease: Lease, outcome: Outcome) -> None:
-        self._measuring.ended(lease, outcome)
-        match outcome:
-            case HandedBack(reason=reason):
-                self._report.handed_back += 1
-                if reason in (Reason.OVERLOAD, Reason.ENGINE_GONE):
-                    self._keeper.beat_soon()
-            case Answered(status_code=status):
-                self._report.ended += 1
-                self._report.failed += status >= 400
-            case _:
-                self._report.failed += 1
-
-    def _end(self, lease: Lease, outcome: Outcome) -> None:
-        """End a job that the sweeper claimed only for this."""
-        self._keeper.keep(lease.fence)
-        self._desk.settle(lease, outcome)
-
-    # --- what may be taken ----------------------------------------------------------------------------------------
-
-    def _allowance(self) -> Allowance:
-        held = self._desk.held
-        self._batch_cap = self._gate.batch_cap(time.monotonic())
-        interactive = sum(1 for lease in held if lease.cls is TrafficClass.INTERACTIVE)
-        return allow(
-            Snapshot(
-                concurrency=self._concurrency,
-                running_interactive=interactive,
-                running_batch=len(held) - interactive,
-                preemptable=sum(1 for running in self._executor.running.values() if _preemptable(running)),
-                suspects=sum(1 for lease in held if lease.suspect),
-                reserve=self._reserve(),
-                preempt=self._settings.preempt,
-                batch_cap=self._batch_cap,
-                taking=not self._gate.gone and not self._desk.closed,
-            )
-        )
-
-    def _reserve(self) -> int:
-        for given in (self._options.reserve, self._settings.reserve):
-            if given is not None:
-                return given
-        return default_reserve(self._concurrency)
-
-    def _make_way(self) -> None:
-        """Preempt batch requests for what has been claimed above the free slots."""
-        running = list(self._executor.running.values())
-        stopping = sum(1 for r in running if r.stop is not None)
-        over = len(self._desk.held) - stopping - self._concurrency
-        candidates = [Candidate(r.lease.fence, r.started_at, protected=not _preemptable(r)) for r in running]
-        for fence in victims(candidates, over):
-            assert isinstance(fence, Fence)
-            self._executor.stop(fence, Stop.PREEMPTED)
-
     # --- what the keeper says -------------------------------------------------------------------------------------
 
     def lease_lost(self, fence: Fence) -> None:
         """Abort a request whose lease belongs to another delivery."""
         self._keeper.drop(fence)
-        self._stop(fence, Stop.LOST, Abandoned())
+        self._slots.lose(fence)
 
     def lease_overdue(self, fence: Fence) -> None:
         """Abort a request whose lease could not be renewed for too long."""
-        self._stop(fence, Stop.OVERDUE, HandedBack(Reason.SHUTDOWN))
+        self._slots.give_up(fence)
 
     def job_cancelled(self, fence: Fence) -> None:
         """Abort a request whose job was cancelled."""
-        self._stop(fence, Stop.CANCELLED, VERDICTS["cancelled"])
-
-    def _stop(self, fence: Fence, why: Stop, unstarted: Outcome) -> None:
-        """Stop a request; `unstarted` is its outcome where no slot has begun with it."""
-        if not self._executor.stop(fence, why):
-            self._desk.withdraw(fence, unstarted)
+        self._slots.cancel(fence)
 
     def beaten(self, beat: Beat) -> None:
         """Take over the live settings and Redis' time."""
@@ -316,6 +236,11 @@ class Worker:
         """End the process: without the keeper no lease is safe."""
         self._fail(error)
 
+    def _end(self, lease: Lease, outcome: Outcome) -> None:
+        """End a job that the sweeper claimed only for this."""
+        self._keeper.keep(lease.fence)
+        self._desk.settle(lease, outcome)
+
     # --- loops ----------------------------------------------------------------------------------------------------
 
     def _command(self, text: str) -> None:
@@ -323,15 +248,11 @@ class Worker:
         match verb:
             case "cancel":
                 lane, _, entry = rest.rpartition(" ")
-                self._stop_where(lambda fence: fence.lane == lane and fence.entry == entry)
+                self._slots.cancel_where(lambda fence: fence.lane == lane and fence.entry == entry)
             case "cancel-lane":
-                self._stop_where(lambda fence: fence.lane == rest)
+                self._slots.cancel_where(lambda fence: fence.lane == rest)
             case "drain":
                 self._shutdown.request()
-
-    def _stop_where(self, matches: Callable[[Fence], bool]) -> None:
-        for fence in [lease.fence for lease in self._desk.held if matches(lease.fence)]:
-            self.job_cancelled(fence)
 
     async def _watch_engine(self) -> None:
         """While the engine is gone, probe it until it is healthy."""
@@ -340,16 +261,21 @@ class Worker:
             await asyncio.sleep(pause)
             if not self._gate.gone:
                 continue
-            self._state = "engine_down" if self._state == "ready" else self._state
+            self._change_state("ready", "engine_down")
             try:
-                self._info = await self._engine.probe()
+                self._card.engine = await self._engine.probe()
             except EngineUnavailable:
                 pause = min(LONGEST_PROBE_S, pause * 1.5)
             else:
                 pause = PROBE_S
                 self._gate.back()
-                self._state = "ready" if self._state == "engine_down" else self._state
+                self._change_state("engine_down", "ready")
                 self._desk.look()
+
+    def _change_state(self, before: str, after: str) -> None:
+        if self._card.state == before:
+            self._card.state = after
+            self._keeper.beat_soon()
 
     async def _empty(self) -> None:
         """Wait until the queue holds no lane: nothing waits, runs, or may still be submitted to an open batch."""
@@ -365,15 +291,14 @@ class Worker:
 
     async def _drain(self, slots: list[asyncio.Task[None]]) -> None:
         """End in three phases: quiet, deadline, hand back."""
-        self._state = "draining"
+        self._card.state = "draining"
         self._keeper.beat_soon()
         self._desk.close()
         finished = asyncio.ensure_future(asyncio.wait(slots))
         at_once = asyncio.ensure_future(self._shutdown.at_once())
         ends: list[asyncio.Future[Any]] = [at_once, finished, self._failure]
         await asyncio.wait(ends, timeout=self._options.grace, return_when=asyncio.FIRST_COMPLETED)
-        for fence in list(self._executor.running):
-            self._executor.stop(fence, Stop.SHUTDOWN)
+        self._slots.stop_all()
         settled: asyncio.Future[None] = asyncio.ensure_future(self._all_settled(finished))
         # What could not be settled runs again when its lease has run out.
         await asyncio.wait([settled, self._trips], timeout=LAST_SECONDS_S, return_when=asyncio.FIRST_COMPLETED)
@@ -403,50 +328,6 @@ class Worker:
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
-
-    # --- what it says of itself -----------------------------------------------------------------------------------
-
-    def _heartbeat(self) -> Mapping[str, str | int]:
-        running = [r.lease for r in list(self._executor.running.values())]
-        interactive = sum(1 for lease in running if lease.cls is TrafficClass.INTERACTIVE)
-        cap = self._batch_cap
-        return {
-            "id": self.id,
-            "host": self.host,
-            "pid": os.getpid(),
-            "gpu": self._options.gpu,
-            "queue": self._options.queue,
-            "engine": self._info.kind,
-            "engine_url": self._info.url,
-            "models": json.dumps(self._info.models),
-            "simulated": int(self._info.simulated),
-            "slots": self._concurrency,
-            "busy_i": interactive,
-            "busy_b": len(running) - interactive,
-            "batch_cap": self._concurrency - self._reserve() if cap is None else cap,
-            "reserve": self._reserve(),
-            "state": self._state,
-            "started_at": round(self._started_at * 1000),
-            "seen_at": round(time.time() * 1000),
-            "claimed_at": round(self._desk.claimed_at * 1000),
-            "lanes": json.dumps(sorted({lease.fence.lane for lease in running})),
-            "version": self._version,
-            **self._measuring.snapshot(),
-        }
-
-    def _ready_line(self) -> str:
-        info = self._info
-        models = ", ".join(info.models[:3]) + (", ..." if len(info.models) > 3 else "")
-        simulated = " SIMULATED" if info.simulated else ""
-        return (
-            f"ready {self.id} queue={self._options.queue} gpu={self._options.gpu} engine={info.kind}{simulated} "
-            f"url={info.url} models={models or '-'} concurrency={self._concurrency} reserve={self._reserve()}"
-        )
-
-
-def _preemptable(running: Running) -> bool:
-    lease = running.lease
-    return lease.cls is TrafficClass.BATCH and running.in_engine and running.stop is None and not lease.protected()
 
 
 async def _cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:

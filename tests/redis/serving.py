@@ -16,7 +16,8 @@ from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import lane_of_batch
 from llmq.workers.engines.base import Engine
 from llmq.workers.shutdown import Shutdown
-from llmq.workers.worker import Worker, WorkerOptions, WorkerReport
+from llmq.workers.slots import WorkerReport
+from llmq.workers.worker import Worker, WorkerOptions
 
 KEYS = QueueKeys("default")
 BATCH = "b1"

@@ -1,0 +1,159 @@
+"""The slots: the requests that a worker runs at once, and what may be taken into them.
+
+    while (lease := await desk.take()) is not None:
+        outcome = await executor.run(lease)
+        desk.settle(lease, outcome)
+
+That is a slot, and the whole way of a job through a worker. What the governor decides is asked for here with a snapshot
+of all slots, and carried out here: preempted, cancelled and lost requests are stopped where they stand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from llmq.scheduler.job import TrafficClass
+from llmq.scheduler.lease import Abandoned, Answered, Fence, HandedBack, Lease, Outcome, Reason
+from llmq.scheduler.live import LiveSettings
+from llmq.workers.desk import VERDICTS, Desk
+from llmq.workers.executor import Executor, Running, Stop
+from llmq.workers.gate import Gate
+from llmq.workers.governor import Allowance, Candidate, Snapshot, allow, default_reserve, victims
+from llmq.workers.measuring import Measuring
+
+
+@dataclass(slots=True)
+class WorkerReport:
+    """What a worker did, for its last line: jobs that ended, failed ones among them, and those handed back."""
+
+    worker_id: str
+    ended: int = 0
+    failed: int = 0
+    handed_back: int = 0
+
+
+class Slots:
+    """The slots of one worker. `reserve` of None means the live setting, and without one the usual share.
+
+    The desk asks the slots what it may claim, so it is given to them after they are made: `desk` is set once.
+    """
+
+    desk: Desk
+
+    def __init__(
+        self,
+        concurrency: int,
+        reserve: int | None,
+        executor: Executor,
+        gate: Gate,
+        measuring: Measuring,
+        settings: Callable[[], LiveSettings],
+        report: WorkerReport,
+    ) -> None:
+        self.concurrency = concurrency
+        self._reserve = reserve
+        self._executor = executor
+        self._gate = gate
+        self._measuring = measuring
+        self._settings = settings
+        self.report = report
+        self.batch_cap: int | None = None
+
+    async def serve_one(self) -> None:
+        """Be one slot, until the desk is closed."""
+        while (lease := await self.desk.take()) is not None:
+            self._measuring.started(lease)
+            outcome = await self._executor.run(lease)
+            self.desk.settle(lease, outcome)
+            self._note(lease, outcome)
+
+    @property
+    def reserve(self) -> int:
+        """The slots kept free for chat."""
+        for given in (self._reserve, self._settings().reserve):
+            if given is not None:
+                return given
+        return default_reserve(self.concurrency)
+
+    def allowance(self) -> Allowance:
+        """Return what may be claimed now."""
+        held = self.desk.held
+        self.batch_cap = self._gate.batch_cap(time.monotonic())
+        interactive = count_interactive(held)
+        return allow(
+            Snapshot(
+                concurrency=self.concurrency,
+                running_interactive=interactive,
+                running_batch=len(held) - interactive,
+                preemptable=sum(1 for running in self._executor.running.values() if _preemptable(running)),
+                suspects=sum(1 for lease in held if lease.suspect),
+                reserve=self.reserve,
+                preempt=self._settings().preempt,
+                batch_cap=self.batch_cap,
+                taking=not self._gate.gone and not self.desk.closed,
+            )
+        )
+
+    def make_way(self) -> None:
+        """Preempt batch requests for what has been claimed above the free slots."""
+        running = list(self._executor.running.values())
+        stopping = sum(1 for r in running if r.stop is not None)
+        over = len(self.desk.held) - stopping - self.concurrency
+        candidates = [Candidate(r.lease.fence, r.started_at, protected=not _preemptable(r)) for r in running]
+        for fence in victims(candidates, over):
+            assert isinstance(fence, Fence)
+            self._executor.stop(fence, Stop.PREEMPTED)
+
+    def lose(self, fence: Fence) -> None:
+        """Abort a request whose lease belongs to another delivery."""
+        self._stop(fence, Stop.LOST, Abandoned())
+
+    def give_up(self, fence: Fence) -> None:
+        """Abort a request whose lease could not be renewed for too long."""
+        self._stop(fence, Stop.OVERDUE, HandedBack(Reason.SHUTDOWN))
+
+    def cancel(self, fence: Fence) -> None:
+        """Abort a request whose job was cancelled."""
+        self._stop(fence, Stop.CANCELLED, VERDICTS["cancelled"])
+
+    def cancel_where(self, matches: Callable[[Fence], bool]) -> None:
+        """Abort the requests whose jobs were cancelled together."""
+        for fence in [lease.fence for lease in self.desk.held if matches(lease.fence)]:
+            self.cancel(fence)
+
+    def stop_all(self) -> None:
+        """Abort what still runs at the end of a drain."""
+        for fence in list(self._executor.running):
+            self._executor.stop(fence, Stop.SHUTDOWN)
+
+    def running(self) -> list[Lease]:
+        """Return the leases in flight; the lease thread calls this too."""
+        return [running.lease for running in list(self._executor.running.values())]
+
+    def _stop(self, fence: Fence, why: Stop, unstarted: Outcome) -> None:
+        """Stop a request; `unstarted` is its outcome where no slot has begun with it."""
+        if not self._executor.stop(fence, why):
+            self.desk.withdraw(fence, unstarted)
+
+    def _note(self, lease: Lease, outcome: Outcome) -> None:
+        self._measuring.ended(lease, outcome)
+        match outcome:
+            case HandedBack():
+                self.report.handed_back += 1
+            case Answered(status_code=status):
+                self.report.ended += 1
+                self.report.failed += status >= 400
+            case _:
+                self.report.failed += 1
+
+
+def count_interactive(leases: Iterable[Lease]) -> int:
+    """Return how many of these are chat."""
+    return sum(1 for lease in leases if lease.cls is TrafficClass.INTERACTIVE)
+
+
+def _preemptable(running: Running) -> bool:
+    lease = running.lease
+    return lease.cls is TrafficClass.BATCH and running.in_engine and running.stop is None and not lease.protected()
