@@ -80,9 +80,9 @@ async def find(settings: Settings) -> FoundEngine:
 
 async def _serve(settings: Settings, options: WorkerOptions, shutdown: Shutdown) -> WorkerReport:
     async with open_session(settings, warnings=True) as session:
-        url = session.url  # checked; the worker makes connections of its own
-    found = await find(settings)
-    try:
-        return await serve(url, found.engine, options, shutdown)
-    finally:
-        await found.engine.close()
+        # The worker makes connections of its own; the session stays to keep an embedded server alive.
+        found = await find(settings)
+        try:
+            return await serve(session.url, found.engine, options, shutdown)
+        finally:
+            await found.engine.close()

@@ -29,6 +29,8 @@ from llmq.workers.worker import WorkerOptions, serve
 #: Whoever presses Ctrl-C waits for the prompt: requests that are nearly done may end, the rest runs again.
 GRACE_S = 2.0
 
+_RESUME = "give the same command again to go on"
+
 #: Between two looks at the engine's state.
 _LOOK_S = 2.0
 
@@ -72,7 +74,9 @@ class WorkOff:
 
     async def _feed(self, file: InputFile, checked: Checked) -> None:
         if not self._record.sealed:
-            await self._batches.feed(self._record.id, read_lines(file, checked, after=self._record.next_line - 1))
+            await self._batches.feed(
+                self._record.id, read_lines(file, checked, after=self._record.next_line - 1), resume=_RESUME
+            )
 
     async def _serve(self) -> None:
         settings = self._session.settings

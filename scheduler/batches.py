@@ -110,17 +110,19 @@ class Batches:
         *,
         wait: bool = True,
         on_progress: OnFeed | None = None,
+        resume: str = "",
     ) -> int:
         """Queue the lines of a batch from where it stands, and seal it; return how many lines it has.
 
         May be called again after any failure, and beside another producer of the same lines. While the queue or Redis
         is full it waits and says so to `on_progress`; with `wait` False the batch is cancelled and deleted then, and
         QueueFull or RedisFull raised. Raises RedisUnavailable when Redis stays away, LLMQError when the batch was
-        ended by somebody; what was queued stays queued.
+        ended by somebody; what was queued stays queued. `resume` ends those messages: how to go on, where it is not
+        `llmq submit-batch --resume`.
         """
         record = await self.show(batch_id)
         async with contextlib.aclosing(encode_lines(lines, record.next_line)) as encoded:
-            return await self._feed(record, encoded, wait, on_progress)
+            return await self._feed(record, encoded, wait, on_progress, resume)
 
     async def show(self, batch_id: str, *, patient: bool = False) -> BatchRecord:
         """Return what is known of a batch now; `patient` waits for a Redis that went away. Raises NotFoundError."""
@@ -263,10 +265,21 @@ class Batches:
         return trimmed
 
     async def _feed(
-        self, record: BatchRecord, lines: AsyncGenerator[SubmitLine, None], wait: bool, on_progress: OnFeed | None
+        self,
+        record: BatchRecord,
+        lines: AsyncGenerator[SubmitLine, None],
+        wait: bool,
+        on_progress: OnFeed | None,
+        resume: str = "",
     ) -> int:
         feeder = Feeder(
-            self._redis, self._keys, record, wait=wait, on_progress=on_progress, patience_s=self._patience_s
+            self._redis,
+            self._keys,
+            record,
+            wait=wait,
+            on_progress=on_progress,
+            patience_s=self._patience_s,
+            resume=resume,
         )
         try:
             return await feeder.feed(lines)

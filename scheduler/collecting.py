@@ -194,7 +194,7 @@ class _Collection:
         if missing := await self._missing():
             raise LLMQError(
                 f"batch {self._batch_id}: {missing:,} of its results are not in Redis any more; the output has the "
-                "others. Redis lost data: see llmq doctor"
+                "others. Redis lost data: check that its append-only file is on"
             )
 
 

@@ -129,7 +129,7 @@ class Feeder:
     """Feeds one batch, once; `record` says from which line on.
 
     `wait` False means: no room, no waiting (QueueFull, RedisFull). `on_progress` is told after every chunk and before
-    every wait.
+    every wait. `resume` says how to go on after an error, where it is not `submit-batch --resume`.
     """
 
     def __init__(
@@ -141,6 +141,7 @@ class Feeder:
         wait: bool = True,
         on_progress: Callable[[FeedProgress], None] | None = None,
         patience_s: float = PATIENCE_S,
+        resume: str = "",
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -151,7 +152,7 @@ class Feeder:
         self._expected = record.next_line
         self._lines = record.lines
         self._closed = record.sealed
-        self._resume = f"continue with: llmq submit-batch FILE --resume {record.id}"
+        self._resume = resume or f"continue with: llmq submit-batch FILE --resume {record.id}"
         self._outage = Outage(
             f"what was queued is safe; when it is back, {self._resume}",
             patience_s=patience_s,

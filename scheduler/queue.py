@@ -165,7 +165,7 @@ class Queue:
     async def tell_worker(self, worker_id: str, command: str) -> None:
         """Send a command (`cancel LANE ENTRY`, `cancel-lane LANE`, `drain`) to a worker."""
         control = self.keys.control(worker_id)
-        pipe = self.redis.pipeline(transaction=False)
+        pipe = self.redis.pipeline(transaction=True)
         pipe.rpush(control, command)
         pipe.pexpire(control, CONTROL_TTL_MS)
         await pipe.execute()

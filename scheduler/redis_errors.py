@@ -26,7 +26,7 @@ class Meaning:
     error: type[RedisUnavailable] = RedisUnavailable
 
 
-_REACH = "check that it runs and that LLMQ_REDIS_URL is right (llmq doctor)"
+_REACH = "check that it runs and that LLMQ_REDIS_URL is right"
 _CREDENTIALS = "put the right ones into LLMQ_REDIS_URL: redis://user:password@host"
 _PRIMARY = "point LLMQ_REDIS_URL at the primary, or use redis+sentinel:// or redis+cluster://, which follow it"
 _WAIT = "wait for it, then try again"

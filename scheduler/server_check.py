@@ -1,6 +1,6 @@
 """Whether a server fits llmq: its kind and version, its role, and settings of it that can lose jobs.
 
-Asked once by every process that starts, and by `llmq doctor`. What makes llmq wrong is refused (an old server, a
+Asked once by every process that starts. What makes llmq wrong is refused (an old server, a
 replica); what may lose jobs is a warning with the setting to change, because some people know what they are doing.
 """
 

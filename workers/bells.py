@@ -81,8 +81,7 @@ class Bells:
         try:
             await asyncio.sleep(SETTLE_S)
             if self._heard is not None and not self._heard.issuperset(self._wanted()):
-                await self._redis.rpush(self._control, LISTEN_ANEW)
-                await self._redis.pexpire(self._control, 60_000)
+                await self._push(self._control, LISTEN_ANEW)
         except OUT_OF_REACH:
             pass  # the wait ends by itself
         finally:
@@ -99,8 +98,14 @@ class Bells:
         elif _usable(self._allowance(), key == self._bells[True]):
             self._on_ring()
         else:
-            await self._redis.lpush(key, value)
-            await self._redis.pexpire(key, 60_000)
+            await self._push(key, value)
+
+    async def _push(self, key: str, value: str) -> None:
+        """Push, with the TTL in the same transaction: a list that is cut off before its TTL would stay for ever."""
+        pipe: Any = self._redis.pipeline(transaction=True)
+        pipe.lpush(key, value)
+        pipe.pexpire(key, 60_000)
+        await pipe.execute()
 
 
 def _usable(now: Allowance, interactive: bool) -> bool:

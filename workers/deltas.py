@@ -138,7 +138,7 @@ class DeltaSender:
             pass
         self._hurry.clear()
         gathered, self._gathered = self._gathered, defaultdict(list)
-        pipe: Any = self._redis.pipeline(transaction=False)
+        pipe: Any = self._redis.pipeline(transaction=True)  # no inbox without its TTL
         for client, deltas in gathered.items():
             inbox = self._keys.inbox(client)
             fields = {"t": "d", "d": encode_deltas(deltas)}

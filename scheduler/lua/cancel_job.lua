@@ -32,10 +32,12 @@ end
 if state == 'expired' and tonumber(expires) > now then return {'running'} end
 local there = redis.call('XDEL', stream, entry)
 redis.call('ZREM', back, entry)
+local _, attempts, crashes, preemptions = past(lane, entry)
 redis.call('HDEL', tries, lane .. '|' .. entry)
 uncount(meta and meta.cls or string.sub(lane, 1, 1), 1)
 if there == 0 then state, code = 'lost', 'lost' end -- somebody else deleted it
-redis.call('HSET', job, 'state', state, 'code', code, 'message', message, 'ended_at', now)
+redis.call('HSET', job, 'state', state, 'code', code, 'message', message, 'ended_at', now,
+  'attempts', attempts, 'crashes', crashes, 'preemptions', preemptions)
 redis.call('PEXPIRE', job, tonumber(redis.call('HGET', config, 'keep_interactive') or 600000))
 redis.call('XADD', inbox, 'MAXLEN', '~', 10000, '*', 't', 'e', 'j', id, 'v', 0)
 redis.call('PEXPIRE', inbox, 600000)

@@ -36,10 +36,11 @@ local function tell_line(at, results, sum, data, failed)
   bytes = bytes + size
 end
 
-local function tell_job(at, job, inbox)
+local function tell_job(at, job, inbox, attempts, crashes, preemptions)
   local key, state, status, request, body, code, message, prompt, completion = unpack(ARGV, at + 4, at + 12)
   redis.call('HSET', job, 'state', state, 'status', status, 'request', request, 'body', body, 'code', code,
-    'message', message, 'usage', prompt .. ':' .. completion, 'ended_at', now)
+    'message', message, 'usage', prompt .. ':' .. completion, 'ended_at', now,
+    'attempts', attempts, 'crashes', crashes, 'preemptions', preemptions)
   redis.call('PEXPIRE', job, tonumber(keep_interactive or 600000))
   redis.call('XADD', inbox, 'MAXLEN', '~', 10000, '*', 't', 'e', 'j', key, 'v', ARGV[at + 2])
   redis.call('PEXPIRE', inbox, 600000)
@@ -65,8 +66,8 @@ for at = 3, #ARGV, GROUP do
     end
     redis.call('XACK', stream, 'workers', entry)
     redis.call('XDEL', stream, entry)
+    local _, attempts, crashes, preemptions = past(lane, entry)
     if dead_letter == '1' then
-      local _, attempts, crashes = past(lane, entry)
       redis.call('XADD', dead, '*', 'key', key, 'lane', lane, 'entry', entry, 'class', cls,
         'tenant', meta and meta.tenant or '', 'data', data or '', 'code', code, 'status', status,
         'error', last_error, 'attempts', attempts, 'crashes', crashes, 'host', host)
@@ -90,7 +91,7 @@ for at = 3, #ARGV, GROUP do
       end
       tell_line(at, results, sum, data, failed)
     else
-      tell_job(at, record, results)
+      tell_job(at, record, results, attempts, crashes, preemptions)
       if redis.call('XLEN', stream) == 0 then remove_lane(lane, meta, stream, back) end
     end
   end

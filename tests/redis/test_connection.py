@@ -427,7 +427,7 @@ class TestErrors:
             await client.aclose()
         assert str(caught.value).startswith("Redis at redis://u:***@127.0.0.1:")
         assert "cannot be reached" in str(caught.value)
-        assert "llmq doctor" in str(caught.value)
+        assert "LLMQ_REDIS_URL" in str(caught.value)
         assert "\n" not in str(caught.value)
         assert "secret" not in str(caught.value)
 

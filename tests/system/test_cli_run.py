@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,11 @@ def queue_of(prompts: Path) -> str:
 def wait_for_lines(out: Path, count: int) -> None:
     """Wait until an output holds this many lines."""
     until(lambda: out.exists() and out.read_bytes().count(b"\n") >= count, f"{count} lines in {out}")
+
+
+def small_disk() -> None:
+    """Let this process write no file beyond 64 KiB: to it that is a disk that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, 65_536))
 
 
 class TestRun:
@@ -153,6 +159,18 @@ class TestRun:
             assert not (tmp_path / "b").exists()
         forced = llmq("run", prompts, "-o", tmp_path / "b", "--engine", "sim://?instant=1&seed=2", "--force", url=url)
         assert 0 == forced.code
+
+    def test_a_full_disk_loses_nothing(self, url: str, tmp_path: Path) -> None:
+        """The output stays whole lines, and with room again the same command goes on from there."""
+        prompts, out = write_prompts(tmp_path / "prompts.jsonl", 400), tmp_path / "out.jsonl"
+        command = ("run", prompts, "-o", out, "--engine", QUICK)
+        with started(*command, url=url, preexec_fn=small_disk) as run:
+            done = run.end()
+        assert 1 == done.code
+        assert "Make room" in done.error
+        assert out.read_bytes().endswith(b"\n") or not out.read_bytes()
+        assert 0 == llmq(*command, url=url).code
+        assert sorted(ids(400)) == sorted(ids_in(out))
 
     def test_an_engine_that_is_away_costs_nothing(self, url: str, tmp_path: Path) -> None:
         """It is said before anything is queued."""

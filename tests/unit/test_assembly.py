@@ -294,6 +294,20 @@ def test_a_recorded_message_survives_being_streamed() -> None:
     assert Usage(7 + 24, 4) == assembler.usage()
 
 
+def test_a_message_without_its_start_is_still_counted() -> None:
+    """llama.cpp leaves `message_start` out where the first token is part of a character."""
+    events = [
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}},
+        {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 4}},
+        {"type": "message_stop"},
+    ]
+
+    _, said, assembler = assembled(MESSAGES, events)
+
+    assert ("a", Usage(0, 4)) == (said, assembler.usage())
+
+
 def test_tool_use_and_thinking_of_a_message_are_put_together() -> None:
     """Input comes as pieces of JSON, thinking with its signature; what was cut off in mid-JSON is kept as text."""
     events = [

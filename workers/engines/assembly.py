@@ -267,7 +267,8 @@ def usage_of(body: Tree) -> Usage:
     usage = body.get("usage")
     if not isinstance(usage, dict):
         return NO_USAGE
-    if "input_tokens" not in usage:
+    # llama.cpp leaves a message's start out where its first token is part of a character; the end still has a count.
+    if "input_tokens" not in usage and "output_tokens" not in usage:
         return Usage(_count(usage, "prompt_tokens"), _count(usage, "completion_tokens"))
     # Anthropic counts cached prompt tokens beside the others, OpenAI among them (in `input_tokens_details`).
     cached = _count(usage, "cache_read_input_tokens") + _count(usage, "cache_creation_input_tokens")
