@@ -254,7 +254,7 @@ class Batches:
 
         Call it with the reader's cursor before the first page, so that nothing is trimmed that was not read.
         """
-        call = scripts.collect(self._keys, batch_id, lane=lane_of_batch(batch_id), collector=collector, cursor=cursor)
+        call = scripts.collect(self._keys, batch_id, collector=collector, cursor=cursor)
         outage = self._outage("what is written is safe; when it is back, give the same command again")
         trimmed = 0
         for _ in range(_TRIM_STEPS):

@@ -102,14 +102,14 @@ class AsyncClient:
         traffic = _traffic_class(cls)
         if not isinstance(body, Mapping):
             raise UsageError(f"expected the body as an object, got a {type(body).__name__}")
-        job = Job(_endpoint(url), dict(body), self._id)
+        job = Job(_endpoint(url), dict(body))
         job_id = new_job_id(tenant, key)
         connected = await self._connect()
         with redis_errors(connected.url):
             opened, listener = await connected.queue(queue or self._settings.queue)
             # It listens before the job is sent: no delta can come too early. A job with a key may be another client's.
             watch = listener.watch(job_id, foreign=key is not None, ttl=timeout)
-            await opened.submit(job, cls=traffic, tenant=tenant, ttl=timeout, job_id=job_id)
+            await opened.submit(job, cls=traffic, tenant=tenant, ttl=timeout, job_id=job_id, reply_to=self._id)
         return AsyncJobHandle(connected.url, listener, watch)
 
     async def job(self, job_id: str, *, queue: str | None = None) -> AsyncJobHandle:

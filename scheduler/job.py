@@ -54,21 +54,16 @@ class TrafficClass(StrEnum):
 class Job:
     """One inference request.
 
-    `url` is one of `ENDPOINTS`, `body` the JSON object for it; `reply_to` is the client whose inbox is rung for
-    deltas and the end ("" for the lines of a batch, which end in the batch's results).
+    `url` is one of `ENDPOINTS`, `body` the JSON object for it.
     """
 
     url: str
     body: Body
-    reply_to: str = ""
 
     def encode(self) -> bytes:
         """Return the stored form. Raises EncodingError, with the path of the field, for what would not survive."""
         check_storable(self.body, "body")
-        record = {"u": self.url, "b": self.body}
-        if self.reply_to:
-            record["r"] = self.reply_to
-        return _pack(record)
+        return _pack({"u": self.url, "b": self.body})
 
     @classmethod
     def decode(cls, data: bytes) -> Job:
@@ -79,10 +74,10 @@ class Job:
             raise EncodingError("job", f"is not a stored job ({type(error).__name__})") from None
         if not isinstance(record, dict):
             raise EncodingError("job", "is not a stored job (no map)")
-        url, body, reply_to = record.get("u"), record.get("b"), record.get("r", "")
-        if not (isinstance(url, str) and isinstance(body, dict) and isinstance(reply_to, str)) or url not in ENDPOINTS:
+        url, body = record.get("u"), record.get("b")
+        if not isinstance(url, str) or url not in ENDPOINTS or not isinstance(body, dict):
             raise EncodingError("job", "is not a stored job (fields missing or of the wrong type)")
-        return cls(url, body, reply_to)
+        return cls(url, body)
 
     def cost(self) -> int:
         """Estimate the LLM tokens of this job: its text at four characters a token, and its answer's limit."""

@@ -87,12 +87,14 @@ class Queue:
         ttl: float | None = None,
         key: str | None = None,
         job_id: str | None = None,
+        reply_to: str = "",
     ) -> str:
         """Queue one job and return its id; once it has returned, the job is not lost while Redis keeps its data.
 
         `ttl` is the longest time in seconds that it may wait for its start (None: the class's setting, 0: for ever).
         The same `key` of the same tenant is the same job, for as long as its record is kept; `job_id` is one that the
-        caller has made with `new_job_id`. Raises QueueFull, EncodingError, and UsageError for a job that is too large.
+        caller has made with `new_job_id`; `reply_to` is the client whose inbox is told of deltas and the end. Raises
+        QueueFull, EncodingError, and UsageError for a job that is too large.
 
         A reply that is late or lost is answered by sending the same id once more: the script takes an id only once,
         so that this cannot make two jobs (F-084).
@@ -113,7 +115,7 @@ class Queue:
             data=data,
             cost=job.cost(),
             ttl_ms=None if ttl is None else _ttl_ms(ttl),
-            client=job.reply_to,
+            client=reply_to,
         )
         try:
             verdict = await scripts.run(self.redis, call)

@@ -478,10 +478,10 @@ def pause_batch(keys: QueueKeys, batch_id: str, *, lane: str, paused: bool) -> C
     return Call(script("pause_batch"), (*keys.shared, keys.batch(batch_id)), argv, _verdict)
 
 
-def collect(keys: QueueKeys, batch_id: str, *, lane: str, collector: str, cursor: str) -> Call[int]:
+def collect(keys: QueueKeys, batch_id: str, *, collector: str, cursor: str) -> Call[int]:
     """Say how far a collector has written and synced. Answers how many results were trimmed."""
     touched = (*keys.shared, keys.batch(batch_id), keys.results(batch_id))
-    return Call(script("collect"), touched, [lane, collector, cursor], int)
+    return Call(script("collect"), touched, [collector, cursor], int)
 
 
 def delete_batch(keys: QueueKeys, batch_id: str, *, lane: str) -> Call[Verdict]:

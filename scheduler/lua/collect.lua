@@ -3,9 +3,8 @@
 -- KEYS    1..18 queue   the keys of the queue (queue.lua)
 --         19 batch    the batch's record
 --         20 results  the batch's results
--- ARGV    1 lane      name of the batch's lane
---         2 name      the collector
---         3 cursor    id of the last result that it has; empty to remove the collector
+-- ARGV    1 name      the collector
+--         2 cursor    id of the last result that it has; empty to remove the collector
 -- From    ended
 -- To      ended
 -- Returns how many results were trimmed
@@ -14,7 +13,7 @@
 -- be read again; above that, what has been written elsewhere goes.
 
 local batch, results = KEYS[19], KEYS[20]
-local lane, name, cursor = ARGV[1], ARGV[2], ARGV[3]
+local name, cursor = ARGV[1], ARGV[2]
 
 allow_at_maxmemory()
 if redis.call('EXISTS', batch) == 0 then return 0 end

@@ -139,8 +139,8 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
     (scripts.cancel_batch(QUEUE, "b1", lane="batch:b1"), {"lane": "batch:b1"}),
     (scripts.pause_batch(QUEUE, "b1", lane="batch:b1", paused=True), {"lane": "batch:b1", "state": "-"}),
     (
-        scripts.collect(QUEUE, "b1", lane="batch:b1", collector="out", cursor="3-0"),
-        {"lane": "batch:b1", "name": "out", "cursor": "3-0"},
+        scripts.collect(QUEUE, "b1", collector="out", cursor="3-0"),
+        {"name": "out", "cursor": "3-0"},
     ),
     (scripts.delete_batch(QUEUE, "b1", lane="batch:b1"), {"id": "b1", "lane": "batch:b1"}),
     (scripts.configure(QUEUE, {"rate": "5", "burst": "1"}), {"field": "rate", "value": "5"}),

@@ -12,7 +12,7 @@ from llmq.scheduler.queue import CancelResult, Queue, new_job_id
 from llmq.scheduler.state import JobState
 from llmq.scheduler.units import Rate
 
-JOB = Job("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}, "client")
+JOB = Job("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
 
 
 @pytest.fixture

@@ -62,9 +62,9 @@ async def _whole_life(worker: Worker) -> WorkerReport:
         await worker.close()
 
 
-def chat(text: str, reply_to: str = "") -> Job:
+def chat(text: str) -> Job:
     """Return a chat job."""
-    return Job("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, reply_to)
+    return Job("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]})
 
 
 async def configure(redis: Redis, **changes: str) -> None:
@@ -94,7 +94,7 @@ async def submit_chat(redis: Redis, job_id: str, *, client: str = "me", ttl_ms: 
         lane=CHAT_LANE,
         cls=TrafficClass.INTERACTIVE,
         tenant="team",
-        data=chat(job_id, client).encode(),
+        data=chat(job_id).encode(),
         cost=1,
         ttl_ms=ttl_ms,
         client=client,

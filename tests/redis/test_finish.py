@@ -267,7 +267,7 @@ class TestUncollectedResults:
         await queue.pass_time(10_000)
         assert [] == names(await queue.claim())
         last = (await queue.redis.xrange(queue.keys.results("B")))[-1][0].decode()
-        collect = scripts.collect(queue.keys, "B", lane="batch:B", collector="out", cursor=last)
+        collect = scripts.collect(queue.keys, "B", collector="out", cursor=last)
         assert 2 == await queue.call(collect)
         assert ["B/3", "B/4", "B/5"] == names(await queue.claim(3))
 
@@ -298,7 +298,7 @@ class TestUncollectedResults:
         ids = [entry.decode() for entry, _ in await queue.redis.xrange(queue.keys.results("B"))]
 
         async def collect(name: str, cursor: str) -> int:
-            call = scripts.collect(queue.keys, "B", lane="batch:B", collector=name, cursor=cursor)
+            call = scripts.collect(queue.keys, "B", collector=name, cursor=cursor)
             return await queue.call(call)
 
         assert 0 == await collect("fast", ids[1])

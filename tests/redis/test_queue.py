@@ -17,7 +17,7 @@ from llmq.scheduler.state import JobState
 from tests.reply_eater import ReplyEater
 from tests.scripted_queue import T0, ScriptedQueue
 
-JOB = Job("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}, "c")
+JOB = Job("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
 DAY_MS = 24 * 3_600_000
 
 pytestmark = pytest.mark.leaves("llmq:{q}:*")
