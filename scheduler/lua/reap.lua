@@ -15,7 +15,8 @@
 -- Not part of the claim: to skip a million cancelled entries there would block the server for seconds.
 
 local stream, back, batch, results = KEYS[19], KEYS[20], KEYS[21], KEYS[22]
-local lane, cursor, count = ARGV[1], ARGV[2], math.min(1000, tonumber(ARGV[3])) -- more would not fit Lua's stack
+local lane, cursor, count = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local MAX_BYTES = 2 ^ 20
 
 allow_at_maxmemory()
 local meta, now = meta_of(lane), clock()
@@ -34,31 +35,37 @@ if not cancelled then
   redis.call('HSET', batch, 'status', 'expiring')
   if sealed ~= '1' then redis.call('HSET', batch, 'sealed', 1, 'total', lines) end
 end
-local entries = redis.call('XRANGE', stream, '(' .. cursor, '+', 'COUNT', count)
-local reaped, known, bytes = {}, {}, 0
-if #entries > 0 then
-  local running, first, last = {}, entries[1][1], entries[#entries][1]
-  local pending = redis.pcall('XPENDING', stream, 'workers', first, last, #entries)
+-- Lines may be 1 MiB each, and every one is copied: few are read at a time, and a call ends at about a chunk's bytes.
+local reaped, bytes, looked, step, more = 0, 0, 0, 8, true
+while more and looked < count and bytes < MAX_BYTES do
+  step = math.min(bytes < 2 ^ 16 and 2 * step or step, 128, count - looked)
+  local entries = redis.call('XRANGE', stream, '(' .. cursor, '+', 'COUNT', step)
+  local running, ended, known = {}, {}, {}
+  local first, last = entries[1] and entries[1][1], entries[#entries] and entries[#entries][1]
+  local pending = first and redis.pcall('XPENDING', stream, 'workers', first, last, #entries) or {}
   for _, row in ipairs(not pending.err and pending or {}) do running[row[1]] = true end
   for _, entry in ipairs(entries) do
-    local id, fields = entry[1], entry[2]
+    local id, key, data = entry[1], entry[2][2] or entry[1], entry[2][4] or '' -- llmq may not have written it
     if not running[id] then
-      redis.call('XADD', results, '*', 'n', string.match(id, '^%d+'), 'k', fields[2], 's', state, 'e', code,
-        'm', message, 'd', fields[4])
-      bytes = bytes + #fields[4]
-      reaped[#reaped + 1], known[#known + 1] = id, lane .. '|' .. id
+      redis.call('XADD', results, '*', 'n', string.match(id, '^%d+'), 'k', key, 's', state, 'e', code,
+        'm', message, 'd', data)
+      bytes = bytes + #data
+      ended[#ended + 1], known[#known + 1] = id, lane .. '|' .. id
     end
   end
+  if #ended > 0 then
+    redis.call('XDEL', stream, unpack(ended))
+    redis.call('ZREM', back, unpack(ended))
+    redis.call('HDEL', tries, unpack(known))
+  end
+  reaped, looked, cursor, more = reaped + #ended, looked + #entries, last or cursor, #entries == step
 end
-if #reaped > 0 then
-  redis.call('XDEL', stream, unpack(reaped))
-  redis.call('ZREM', back, unpack(reaped))
-  redis.call('HDEL', tries, unpack(known))
-  uncount('b', #reaped)
-  redis.call('HINCRBY', batch, 'failed', #reaped)
+if reaped > 0 then
+  uncount('b', reaped)
+  redis.call('HINCRBY', batch, 'failed', reaped)
   redis.call('HINCRBY', batch, 'bytes', bytes)
   redis.call('INCRBY', held, bytes)
-  redis.call('PEXPIRE', held, tonumber(redis.call('HGET', config, 'keep_batch') or WEEK))
+  redis.call('PEXPIRE', held, setting('keep_batch', WEEK))
 end
-if end_batch_when_done(lane, meta, stream, back, batch, results, now) then return {'0-0', #reaped} end
-return {#entries == count and entries[#entries][1] or '0-0', #reaped}
+if end_batch_when_done(lane, meta, stream, back, batch, results, now) then return {'0-0', reaped} end
+return {more and cursor or '0-0', reaped}
