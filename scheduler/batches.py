@@ -39,8 +39,8 @@ from llmq.scheduler.settings import check_tenant
 #: without a further result (sealed late, expired) to be noticed.
 FOLLOW_S = 1.0
 
-#: Results that one call of `collect` trims at most, and calls made in a row: the rest is for the next sync.
-_TRIM_STEP, _TRIM_STEPS = 500, 20
+#: Calls of `collect` made in a row, while each trims something: the rest is for the next sync.
+_TRIM_STEPS = 20
 
 #: Seconds for which a feed that may not wait looks after the lines that run already, before it leaves them to end.
 _UNDO_S = 10.0
@@ -115,8 +115,8 @@ class Batches:
         """Queue the lines of a batch from where it stands, and seal it; return how many lines it has.
 
         May be called again after any failure, and beside another producer of the same lines. While the queue or Redis
-        is full it waits and says so to `on_progress`; with `wait` False the batch is cancelled and deleted then, and
-        QueueFull or RedisFull raised. Raises RedisUnavailable when Redis stays away, LLMQError when the batch was
+        is full it waits and says so to `on_progress`; with `wait` False QueueFull or RedisFull is raised then, and the
+        batch is cancelled and deleted if it had no lines before (else it stays, to be fed on). Raises RedisUnavailable when Redis stays away, LLMQError when the batch was
         ended by somebody; what was queued stays queued. `resume` ends those messages: how to go on, where it is not
         `llmq submit-batch --resume`.
         """
@@ -260,7 +260,7 @@ class Batches:
         for _ in range(_TRIM_STEPS):
             step = await outage.ride_out(lambda: scripts.run(self._redis, call))
             trimmed += step
-            if step < _TRIM_STEP:
+            if not step:
                 break
         return trimmed
 
@@ -284,7 +284,8 @@ class Batches:
         try:
             return await feeder.feed(lines)
         except (QueueFull, RedisFull):
-            await self._undo(record.id)
+            if record.next_line == 1:  # lines of an earlier feed, and their results, are not this one's to delete
+                await self._undo(record.id)
             raise
 
     async def _reap_overdue(self, batch_id: str) -> None:

@@ -27,6 +27,9 @@ MAX_LANES = 200
 #: Dead letters that are looked at to tell their classes apart; with more, the numbers of the classes are not known.
 MAX_DEAD_READ = 500
 
+#: And bytes of them: a dead letter holds its whole job, which may be 16 MiB.
+MAX_DEAD_BYTES = 4 * 2**20
+
 # Jobs may be megabytes each. These two look at some on the server and bring back what is asked, and nothing else.
 
 #: The id of the first entry of a lane that was never claimed.
@@ -40,14 +43,21 @@ for i = 1, #group, 2 do
 end
 """
 
-#: How many of the newest dead letters are interactive, and batch.
+#: How many dead letters are interactive, and batch; nothing where to read them all would be too much.
 _DEAD_CLASSES = """
-local found = {i = 0, b = 0}
-for _, letter in ipairs(redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', ARGV[1])) do
-  for i = 1, #letter[2], 2 do
-    if letter[2][i] == 'class' then found[letter[2][i + 1]] = found[letter[2][i + 1]] + 1 end
+local found, bytes, after = {i = 0, b = 0}, 0, '-'
+repeat
+  local letters = redis.call('XRANGE', KEYS[1], after, '+', 'COUNT', 4)
+  for _, letter in ipairs(letters) do
+    after = '(' .. letter[1]
+    for i = 1, #letter[2], 2 do
+      local field, value = letter[2][i], letter[2][i + 1]
+      bytes = bytes + #value
+      if field == 'class' then found[value] = (found[value] or 0) + 1 end
+    end
   end
-end
+  if bytes > tonumber(ARGV[1]) then return {} end
+until #letters < 4
 return {found.i, found.b}
 """
 
@@ -251,5 +261,8 @@ async def _read_dead(queue: Queue, total: int) -> dict[TrafficClass, int] | None
         return {}
     if total > MAX_DEAD_READ:
         return None
-    interactive, batch = await cast(Any, queue.redis).eval(_DEAD_CLASSES, 1, queue.keys.dead, MAX_DEAD_READ)
+    found = await cast(Any, queue.redis).eval(_DEAD_CLASSES, 1, queue.keys.dead, MAX_DEAD_BYTES)
+    if not found:
+        return None
+    interactive, batch = found
     return {TrafficClass.INTERACTIVE: interactive, TrafficClass.BATCH: batch}

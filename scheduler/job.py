@@ -34,6 +34,10 @@ MAX_DEPTH = 64
 #: LLM tokens assumed for an answer whose body names no limit.
 DEFAULT_ANSWER_TOKENS = 256
 
+#: No estimate is above this: whoever asks for a billion tokens is refused by the engine at once, and the bucket would
+#: keep all other batch waiting for days until they were paid.
+MOST_TOKENS = 1_000_000
+
 #: English text has about four characters to an LLM token (OpenAI's rule of thumb); good enough for a bucket.
 CHARACTERS_PER_TOKEN = 4
 
@@ -81,7 +85,8 @@ class Job:
 
     def cost(self) -> int:
         """Estimate the LLM tokens of this job: its text at four characters a token, and its answer's limit."""
-        return max(1, _characters(self.body) // CHARACTERS_PER_TOKEN + _answer_tokens(self.url, self.body))
+        tokens = _characters(self.body) // CHARACTERS_PER_TOKEN + _answer_tokens(self.url, self.body)
+        return max(1, min(tokens, MOST_TOKENS))
 
 
 def check_storable(value: object, path: str, depth: int = 0) -> None:

@@ -182,7 +182,8 @@ LIVE_SETTINGS: tuple[LiveSetting, ...] = (
     LiveSetting(
         "results_max_bytes",
         "1GiB",
-        "results of batches held at a time; above it, a batch waits until its results are collected",
+        "results of batches held at a time; above it, a batch waits until its results are collected. "
+        "Where the server has a maxmemory, the default is a quarter of that",
         _size,
         _show_size,
     ),
@@ -198,6 +199,9 @@ LIVE_SETTINGS: tuple[LiveSetting, ...] = (
 _WEIGHT_SETTING = LiveSetting(
     f"{WEIGHT}TENANT", "1", "the tenant's share of batch, against others' 1", _weight, _as_stored
 )
+
+#: A default that follows from the server: the field of the config hash in which the sweeper keeps it (lead.lua).
+_MEASURED: Mapping[str, bytes] = {"results_max_bytes": b"results_quarter"}
 
 _BY_NAME: Mapping[str, LiveSetting] = {setting.name: setting for setting in LIVE_SETTINGS}
 
@@ -244,21 +248,23 @@ def live_values(config: Mapping[bytes, bytes]) -> list[LiveValue]:
     """Return all live settings as they are in a config hash, weights of tenants behind the others."""
     weights = sorted(key.decode(errors="replace") for key in config if key.startswith(WEIGHT.encode()))
     settings = [*LIVE_SETTINGS, *(LiveSetting(name, *_fields(_WEIGHT_SETTING)) for name in weights)]
-    return [_value(setting, config.get(setting.name.encode())) for setting in settings]
+    return [_value(setting, config) for setting in settings]
 
 
 def _fields(setting: LiveSetting) -> tuple[str, str, Callable[[str], str], Callable[[str], str]]:
     return setting.default, setting.meaning, setting.store, setting.show
 
 
-def _value(setting: LiveSetting, stored: bytes | None) -> LiveValue:
+def _value(setting: LiveSetting, config: Mapping[bytes, bytes]) -> LiveValue:
+    given = config.get(setting.name.encode())
+    stored = given or config.get(_MEASURED.get(setting.name, b""))
     if not stored:
         return LiveValue(setting.name, setting.default, "default", setting.meaning)
     try:
         shown = setting.show(stored.decode())
     except (ValueError, OverflowError):  # somebody wrote to the hash by hand: say what is there
         shown = repr(stored[:60])
-    return LiveValue(setting.name, shown, "set", setting.meaning)
+    return LiveValue(setting.name, shown, "set" if given else "default", setting.meaning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +291,7 @@ class LiveSettings:
 
         def stored(name: str) -> str:
             setting = _BY_NAME[name]
-            found = config.get(name.encode())
+            found = config.get(name.encode()) or config.get(_MEASURED.get(name, b""))
             if found:
                 try:
                     # A worker must not die of what somebody wrote by hand: only what reads and stores the same counts.

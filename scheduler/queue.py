@@ -216,7 +216,10 @@ class Queue:
         written = False
         while True:
             windows, plan = await cast(Any, self.redis).hmget(self.keys.config, "windows", "plan")
-            wanted = expand(parse_windows(windows.decode()), await self.now_ms()) if windows else ""
+            try:
+                wanted = expand(parse_windows(windows.decode()), await self.now_ms()) if windows else ""
+            except (UsageError, UnicodeDecodeError):
+                return written  # of a newer llmq, or by hand: who can read it renews the plan
             if wanted == (plan or b"").decode():
                 return written
             # Somebody may set other windows at this moment; the next turn would see it and write theirs.

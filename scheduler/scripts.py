@@ -43,9 +43,15 @@ NAMES = (
     "beat", "lead", "forget", "lose", "recount",
 )  # fmt: skip
 
-#: What a worker passes at most: more lanes make the script's KEYS long for little gain.
+#: A time that no clock gets to.
 FAR_AWAY_MS = 9 * 10**15
+
+#: What a worker passes at most: more lanes make the script's KEYS long for little gain.
 MAX_CANDIDATES = 16
+
+#: LLM tokens that one answer is believed to have used. Redis adds them up in 64 bits, and a sum that does not fit would
+#: end the finish script in its middle, with every job of the call (G16).
+MOST_TOKENS = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +339,8 @@ def _ending(finish: Finish) -> list[Any]:
     match outcome:
         case Answered(status_code, body, request_id, usage, dead):
             state = "completed" if status_code < 400 else "failed"
-            tail = [state, status_code, request_id, body, "", "", usage.prompt_tokens, usage.completion_tokens]
+            used = [max(0, min(tokens, MOST_TOKENS)) for tokens in (usage.prompt_tokens, usage.completion_tokens)]
+            tail = [state, status_code, request_id, body, "", "", *used]
             return [*head, *tail, lease.cost, int(dead), f"HTTP {status_code}" if dead else ""]
         case Ended(code, message, dead):
             tail = [_STATES.get(code, "failed"), "", "", b"", code.value, message, 0, 0]

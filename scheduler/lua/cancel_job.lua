@@ -38,7 +38,7 @@ uncount(meta and meta.cls or string.sub(lane, 1, 1), 1)
 if there == 0 then state, code = 'lost', 'lost' end -- somebody else deleted it
 redis.call('HSET', job, 'state', state, 'code', code, 'message', message, 'ended_at', now,
   'attempts', attempts, 'crashes', crashes, 'preemptions', preemptions)
-redis.call('PEXPIRE', job, tonumber(redis.call('HGET', config, 'keep_interactive') or 600000))
+redis.call('PEXPIRE', job, setting('keep_interactive', 600000))
 redis.call('XADD', inbox, 'MAXLEN', '~', 10000, '*', 't', 'e', 'j', id, 'v', 0)
 redis.call('PEXPIRE', inbox, 600000)
 if redis.call('XLEN', stream) == 0 then remove_lane(lane, meta, stream, back)

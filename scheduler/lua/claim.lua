@@ -119,8 +119,7 @@ local function serve(cls, want, why)
     elseif take(lane, meta, alone and want or 1, why) > 0 then
       local cost = 0
       for i = before + 1, #jobs do cost = cost + (cls == 'i' and 1 or cost_of(jobs[i])) end
-      local weight = tonumber(redis.call('HGET', config, 'weight.' .. meta.tenant) or 1)
-      redis.call('ZADD', READY[cls], 'XX', 'INCR', cost / weight, meta.tenant)
+      redis.call('ZADD', READY[cls], 'XX', 'INCR', cost / setting('weight.' .. meta.tenant, 1), meta.tenant)
       return #jobs - before
     end
     if not skip[lane] then drained = drained + 1 end

@@ -10,7 +10,8 @@
 -- Returns how many results were trimmed
 --
 -- Results stay until the batch's TTL while there is room for them (below half of results_max_bytes), so that they can
--- be read again; above that, what has been written elsewhere goes.
+-- be read again; above that, what has been written elsewhere goes. A batch that holds little since its results are
+-- collected goes on, whatever others hold.
 
 local batch, results = KEYS[19], KEYS[20]
 local name, cursor = ARGV[1], ARGV[2]
@@ -20,40 +21,53 @@ if redis.call('EXISTS', batch) == 0 then return 0 end
 if cursor == '' then redis.call('HDEL', batch, 'collector:' .. name)
 else redis.call('HSET', batch, 'collector:' .. name, cursor) end
 
-local limit = tonumber(redis.call('HGET', config, 'results_max_bytes') or 2 ^ 30)
-local total = tonumber(redis.call('GET', held) or 0)
-local trimmed, freed = 0, 0
-if total > limit / 2 then
-  local function number_of(id)
-    local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-    return tonumber(ms), tonumber(seq)
-  end
-  local slowest
+-- The place up to which every collector has written; nil where there is none.
+local function written_by_all()
+  local slowest, slowest_ms, slowest_seq
   local record = redis.call('HGETALL', batch)
   for i = 1, #record, 2 do
-    if string.sub(record[i], 1, 10) == 'collector:' then
-      local at, best = record[i + 1], slowest
-      if not best then slowest = at else
-        local a, b = number_of(at)
-        local c, d = number_of(best)
-        if a < c or a == c and b < d then slowest = at end
+    local ms, seq = string.match(record[i + 1], '^(%d+)-(%d+)$')
+    if ms and string.sub(record[i], 1, 10) == 'collector:' then
+      ms, seq = tonumber(ms), tonumber(seq)
+      if not slowest or ms < slowest_ms or ms == slowest_ms and seq < slowest_seq then
+        slowest, slowest_ms, slowest_seq = record[i + 1], ms, seq
       end
     end
   end
-  if slowest then
-    for _, entry in ipairs(redis.call('XRANGE', results, '-', slowest, 'COUNT', 500)) do
+  return slowest
+end
+
+-- Answers may be 8 MiB each, and every one is copied: few are read at a time, and a call ends at 4 MiB.
+local function trim(upto)
+  local trimmed, freed, step = 0, 0, 1
+  while trimmed < 500 and freed < 2 ^ 22 do
+    step = math.min(freed < 2 ^ 16 and 2 * step or step, 128, 500 - trimmed)
+    local entries = redis.call('XRANGE', results, '-', upto, 'COUNT', step)
+    for _, entry in ipairs(entries) do
       for i = 1, #entry[2], 2 do
         if entry[2][i] == 'b' or entry[2][i] == 'd' then freed = freed + #entry[2][i + 1] end
       end
       redis.call('XDEL', results, entry[1])
-      trimmed = trimmed + 1
     end
+    trimmed = trimmed + #entries
+    if #entries < step then break end
   end
-  if trimmed > 0 then
-    redis.call('HINCRBY', batch, 'trimmed', trimmed)
-    redis.call('HINCRBY', batch, 'bytes', -freed)
-    total = redis.call('DECRBY', held, freed)
-  end
+  return trimmed, freed
 end
-wake_uncollected(total, clock())
+
+local now, limit = clock(), results_limit()
+local total = tonumber(redis.call('GET', held) or 0)
+local upto = total > limit / 2 and written_by_all()
+local trimmed, freed = 0, 0
+if upto then trimmed, freed = trim(upto) end
+if trimmed > 0 then
+  redis.call('HINCRBY', batch, 'trimmed', trimmed)
+  redis.call('HINCRBY', batch, 'bytes', -freed)
+  total = redis.call('DECRBY', held, freed)
+end
+if total > limit and holds_little(batch, limit) then
+  local lane = redis.call('HGET', batch, 'lane')
+  if tonumber(redis.call('ZSCORE', asleep, lane)) == UNCOLLECTED then wake_lane(lane, now) end
+end
+wake_uncollected(total, now)
 return trimmed

@@ -17,10 +17,8 @@
 local consumer, host = ARGV[1], ARGV[2]
 local GROUP = 16
 
-local virtual, keep_interactive, keep_batch, results_max =
-  unpack(redis.call('HMGET', config, 'virtual', 'keep_interactive', 'keep_batch', 'results_max_bytes'))
+local virtual, keep_interactive, keep_batch = unpack(redis.call('HMGET', config, 'virtual', 'keep_interactive', 'keep_batch'))
 local now = clock(virtual)
-results_max = tonumber(results_max or 2 ^ 30)
 local refused, sums, bytes = {}, {}, 0
 
 local function tell_line(at, results, sum, data, failed)
@@ -41,7 +39,7 @@ local function tell_job(at, job, inbox, attempts, crashes, preemptions)
   redis.call('HSET', job, 'state', state, 'status', status, 'request', request, 'body', body, 'code', code,
     'message', message, 'usage', prompt .. ':' .. completion, 'ended_at', now,
     'attempts', attempts, 'crashes', crashes, 'preemptions', preemptions)
-  redis.call('PEXPIRE', job, tonumber(keep_interactive or 600000))
+  redis.call('PEXPIRE', job, tonumber(keep_interactive) or 600000)
   redis.call('XADD', inbox, 'MAXLEN', '~', 10000, '*', 't', 'e', 'j', key, 'v', ARGV[at + 2])
   redis.call('PEXPIRE', inbox, 600000)
 end
@@ -53,7 +51,9 @@ for at = 3, #ARGV, GROUP do
   local status, body, code, message = ARGV[at + 6], ARGV[at + 8], ARGV[at + 9], ARGV[at + 10]
   local prompt, completion, cost, dead_letter, last_error =
     tonumber(ARGV[at + 11]), tonumber(ARGV[at + 12]), tonumber(ARGV[at + 13]), ARGV[at + 14], ARGV[at + 15]
-  if not holds(stream, entry, delivery, consumer) then
+  -- An entry's id may come a second time, in a lane that was removed and made again: a job that has ended is not it.
+  local repeated = kind == 'job' and redis.call('HEXISTS', record, 'state') == 1
+  if repeated or not holds(stream, entry, delivery, consumer) then
     refused[#refused + 1] = position
   else
     local meta = meta_of(lane)
@@ -77,8 +77,7 @@ for at = 3, #ARGV, GROUP do
       settle_start(lane, entry, state ~= 'cancelled')
       local used = prompt + completion
       if used > 0 and meta then
-        local weight = tonumber(redis.call('HGET', config, 'weight.' .. meta.tenant) or 1)
-        redis.call('ZADD', ready_b, 'XX', 'INCR', (used - cost) / weight, meta.tenant)
+        redis.call('ZADD', ready_b, 'XX', 'INCR', (used - cost) / setting('weight.' .. meta.tenant, 1), meta.tenant)
       end
     end
     uncount(cls, 1)
@@ -99,8 +98,9 @@ end
 
 if bytes > 0 then
   bytes = redis.call('INCRBY', held, bytes)
-  redis.call('PEXPIRE', held, tonumber(keep_batch or WEEK))
+  redis.call('PEXPIRE', held, tonumber(keep_batch) or WEEK)
 end
+local limit = results_limit()
 for lane, sum in pairs(sums) do
   local stream, back, batch, results = unpack(sum.keys)
   if sum.completed > 0 then redis.call('HINCRBY', batch, 'completed', sum.completed) end
@@ -109,7 +109,7 @@ for lane, sum in pairs(sums) do
   if sum.completion > 0 then redis.call('HINCRBY', batch, 'completion_tokens', sum.completion) end
   if sum.bytes > 0 then redis.call('HINCRBY', batch, 'bytes', sum.bytes) end
   local over = end_batch_when_done(lane, sum.meta, stream, back, batch, results, now)
-  if not over and bytes > results_max and sum.meta and sum.meta.state == '+' then
+  if not over and bytes > limit and sum.meta and sum.meta.state == '+' and not holds_little(batch, limit) then
     leave(lane, sum.meta)
     redis.call('ZADD', asleep, UNCOLLECTED, lane)
   end

@@ -17,7 +17,7 @@ local id, lane, tenant, window, lines = unpack(ARGV, 1, 5)
 
 local known = redis.call('HGET', batch, 'next')
 if known then return {'exists', known} end
-local cap = tonumber(redis.call('HGET', config, 'cap_batch') or 1000000)
+local cap = setting('cap_batch', 1000000)
 local need = tonumber(lines)
 if need > 0 and tonumber(redis.call('HGET', counts, 'b') or 0) + need > cap then return {'full', cap} end
 local now = clock()

@@ -20,13 +20,18 @@ local function clock(virtual)
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
+-- A live setting that is a number; what is none was written by hand, and counts for nothing (live.py says the same).
+local function setting(name, default)
+  return tonumber(redis.call('HGET', config, name)) or default
+end
+
 -- The settings that hold now. The plan ("from rate burst unit;" a change, in order) is kept a week ahead by the
 -- sweeper; its last change that has begun is in force. A rate there is a number, `off`, `-` (as set) or `closed`.
 local function settings()
   local virtual, rate, burst, unit, plan, paused_i, paused_b, deadline = unpack(redis.call('HMGET', config,
     'virtual', 'rate', 'burst', 'unit', 'plan', 'paused_i', 'paused_b', 'deadline'))
   local now = clock(virtual)
-  local s = {now = now, paused_i = paused_i, paused_b = paused_b, deadline = tonumber(deadline or 30000),
+  local s = {now = now, paused_i = paused_i, paused_b = paused_b, deadline = tonumber(deadline) or 30000,
     open = true, opened = 0, change = nil}
   local r, b, u = rate, burst, unit
   for from, rate_then, burst_then, unit_then in string.gmatch(plan or '', '(%d+) (%S+) (%S+) (%S+);') do
@@ -183,7 +188,7 @@ local function remove_lane(lane, meta, stream, back)
   redis.call('HDEL', lanes, lane)
   redis.call('ZREM', ending, lane)
   if redis.call('HLEN', lanes) == 0 then
-    redis.call('PEXPIRE', batches, tonumber(redis.call('HGET', config, 'keep_batch') or WEEK))
+    redis.call('PEXPIRE', batches, setting('keep_batch', WEEK))
   end
 end
 
@@ -245,20 +250,36 @@ local function end_batch_when_done(lane, meta, stream, back, batch, results, now
   local last = ({cancelling = 'cancelled', expiring = 'expired'})[status] or 'completed'
   redis.call('HSET', batch, 'status', last, last .. '_at', now, 'ended_at', now)
   remove_lane(lane, meta, stream, back)
-  local keep = tonumber(redis.call('HGET', config, 'keep_batch') or WEEK)
+  local keep = setting('keep_batch', WEEK)
   redis.call('PEXPIRE', batch, keep)
   redis.call('PEXPIRE', results, keep)
   redis.call('PEXPIRE', held, keep)
   return true
 end
 
+-- How many bytes of results may be held: as set, else a quarter of maxmemory (lead.lua), 1 GiB where there is none.
+local function results_limit()
+  local set, quarter = unpack(redis.call('HMGET', config, 'results_max_bytes', 'results_quarter'))
+  return tonumber(set) or tonumber(quarter) or 2 ^ 30
+end
+
+-- Above the limit, a batch whose own results are collected and gone does not wait for what other batches hold.
+local function holds_little(batch, limit)
+  local bytes, trimmed = unpack(redis.call('HMGET', batch, 'bytes', 'trimmed'))
+  return trimmed and (tonumber(bytes) or 0) <= limit / 64
+end
+
+local function wake_lane(lane, now)
+  redis.call('ZREM', asleep, lane)
+  arrive(lane, meta_of(lane), now)
+  ring('b', 8)
+end
+
 -- Wake the lanes whose results waited for a collector, as soon as there is room for more; `total` bytes are held.
 local function wake_uncollected(total, now)
-  if total > tonumber(redis.call('HGET', config, 'results_max_bytes') or 2 ^ 30) then return end
+  if total > results_limit() then return end
   for _, lane in ipairs(redis.call('ZRANGEBYSCORE', asleep, UNCOLLECTED, UNCOLLECTED, 'LIMIT', 0, 16)) do
-    redis.call('ZREM', asleep, lane)
-    arrive(lane, meta_of(lane), now)
-    ring('b', 8)
+    wake_lane(lane, now)
   end
 end
 

@@ -36,7 +36,7 @@ if not cancelled then
   if sealed ~= '1' then redis.call('HSET', batch, 'sealed', 1, 'total', lines) end
 end
 -- Lines may be 1 MiB each, and every one is copied: few are read at a time, and a call ends at about a chunk's bytes.
-local reaped, bytes, looked, step, more = 0, 0, 0, 8, true
+local reaped, bytes, looked, step, more = 0, 0, 0, 1, true
 while more and looked < count and bytes < MAX_BYTES do
   step = math.min(bytes < 2 ^ 16 and 2 * step or step, 128, count - looked)
   local entries = redis.call('XRANGE', stream, '(' .. cursor, '+', 'COUNT', step)

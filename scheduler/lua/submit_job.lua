@@ -20,11 +20,10 @@ local id, lane, cls, tenant, data, cost, ttl, client = unpack(ARGV)
 
 local known = redis.call('HGET', job, 'entry')
 if known then return {'exists', known} end
-local settings = redis.call('HMGET', config, 'cap_interactive', 'cap_batch', 'queue_ttl')
-local cap = tonumber(cls == 'i' and (settings[1] or 10000) or settings[2] or 1000000)
+local cap = cls == 'i' and setting('cap_interactive', 10000) or setting('cap_batch', 1000000)
 if tonumber(redis.call('HGET', counts, cls) or 0) >= cap then return {'full', cap} end
 local now = clock()
-if ttl == '' then ttl = cls == 'i' and (settings[3] or 60000) or 0 end
+if ttl == '' then ttl = cls == 'i' and setting('queue_ttl', 60000) or 0 end
 local expires = tonumber(ttl) > 0 and now + tonumber(ttl) or 9e15
 
 -- XADD is the first write: at maxmemory it is refused before anything has changed.

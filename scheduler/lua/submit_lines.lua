@@ -24,7 +24,7 @@ if sealed == '1' then return {'closed', status} end
 if expected ~= from then return {'skip', tonumber(expected)} end
 local good, bad = 0, 0
 for i = 4, #ARGV, 4 do if ARGV[i + 2] ~= '' then good = good + 1 else bad = bad + 1 end end
-local cap = tonumber(redis.call('HGET', config, 'cap_batch') or 1000000)
+local cap = setting('cap_batch', 1000000)
 local room = cap - tonumber(redis.call('HGET', counts, 'b') or 0)
 if good > room then return {'full', math.max(0, room)} end
 

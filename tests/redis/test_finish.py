@@ -235,6 +235,37 @@ class TestFence:
         assert await queue.end(doomed.lease, ErrorCode.INTERRUPTED)
 
 
+@waiting
+async def test_an_entry_whose_id_came_a_second_time_is_not_ended_by_the_first(queue: ScriptedQueue) -> None:
+    """A lane that was removed may be made again with the same id, by a clock that went back; a late finish is sent
+    twice; and the other job, same worker and same delivery, must not get that answer, nor be lost (G1, G3)."""
+    await queue.submit("first")
+    (first,) = (await queue.claim()).leases
+    assert 1 == await queue.finish(first, body=b"first")
+    await queue.submit("second")
+    lane, record = queue.keys.lane("i:t"), queue.keys.job("second")
+    ((_, fields),) = await queue.redis.xrange(lane)
+    await queue.redis.delete(lane)
+    await queue.redis.xadd(lane, fields, id=first.fence.entry)
+    await queue.redis.xgroup_create(lane, "workers", 0)
+    await queue.redis.hset(record, "entry", first.fence.entry)
+    (second,) = (await queue.claim()).leases
+    assert first.fence == second.fence
+    assert 0 == await queue.finish(first, body=b"first")
+    assert 1 == await queue.finish(second, body=b"second")
+    assert b"second" == await queue.redis.hget(record, "body")
+
+
+async def test_a_count_of_tokens_that_no_engine_has_used_harms_no_line(queue: ScriptedQueue) -> None:
+    """A sum over 64 bits ended the script in its middle, and the batch never completed (G16)."""
+    await queue.batch("B", 2)
+    one, two = (await queue.claim(2)).leases
+    assert 2 == await queue.finish(one, two, usage=Usage(2**63, 10**30))
+    state = await queue.state()
+    assert ("completed", "2") == (state["b:B status"], state["b:B completed"])
+    assert str(2 * scripts.MOST_TOKENS) == state["b:B completion_tokens"]
+
+
 async def test_scripts_are_loaded_again_when_the_server_forgot_them(queue: ScriptedQueue) -> None:
     """After SCRIPT FLUSH single calls and pipelines of several go on, each call made once (F-089, F-090, G12)."""
     await queue.batch("B", 3)
@@ -310,3 +341,69 @@ class TestUncollectedResults:
         assert 1 == await collect("slow", "")
         state = await queue.state()
         assert ("40", "40", "2") == (state["held"], state["b:B bytes"], state["b:B trimmed"])
+
+    @waiting
+    async def test_who_collects_goes_on_whatever_others_hold(self, queue: ScriptedQueue) -> None:
+        """Results of a batch that nobody collects, or of one that was cancelled, stop no batch that is (G10, F-095)."""
+        await queue.configure(results_max_bytes=6400)
+        await queue.batch("A", 1, tenant="anna")
+        await queue.finish(*(await queue.claim()).leases, body=b"x" * 9000)
+        await queue.batch("B", 9)
+        await queue.finish(*(await queue.claim()).leases, body=b"x" * 80)
+        assert [] == names(await queue.claim())
+
+        async def collect() -> int:
+            last = (await queue.redis.xrevrange(queue.keys.results("B"), count=1))[0][0].decode()
+            return await queue.call(scripts.collect(queue.keys, "B", collector="out", cursor=last))
+
+        assert 1 == await collect()
+        for line in (2, 3):
+            claimed = await queue.claim()
+            assert [f"B/{line}"] == names(claimed)
+            await queue.finish(*claimed.leases, body=b"x" * 40)
+        # Its collector is behind now: it holds some results of its own, and waits for it.
+        await queue.finish(*(await queue.claim()).leases, body=b"x" * 40)
+        assert [] == names(await queue.claim())
+        assert 3 == await collect()
+        assert ["B/5"] == names(await queue.claim())
+
+    @waiting
+    async def test_large_results_are_trimmed_a_few_at_a_time(self, queue: ScriptedQueue) -> None:
+        """A step copies a few MiB, not 500 answers of 8 MiB each (F-096)."""
+        await queue.configure(results_max_bytes=2**20)
+        await queue.batch("B", 9)
+        for lease in (await queue.claim(8)).leases:
+            await queue.finish(lease, body=b"x" * 2**22)
+        last = (await queue.redis.xrevrange(queue.keys.results("B"), count=1))[0][0].decode()
+        call = scripts.collect(queue.keys, "B", collector="out", cursor=last)
+        trimmed = [await queue.call(call) for _ in range(9)]
+        assert (8, 2, 0) == (sum(trimmed), max(trimmed), trimmed[-1])
+
+    @waiting
+    async def test_the_limit_is_a_quarter_of_what_the_server_may_use(self, queue: ScriptedQueue) -> None:
+        """A server with less than 4 GiB would be full before the 1 GiB of one without `maxmemory` (F-095)."""
+        await queue.redis.config_set("maxmemory", 2**27)
+        try:
+            await queue.call(scripts.lead(queue.keys, "s", interval_ms=1000))
+            await queue.batch("B", 9)
+            leases = (await queue.claim(2)).leases
+            await queue.finish(leases[0], body=b"x" * 2**24)
+            assert ["B/3"] == names(await queue.claim())
+            await queue.finish(leases[1], body=b"x" * (2**24 + 1))
+            assert [] == names(await queue.claim())
+        finally:
+            await queue.redis.config_set("maxmemory", 0)
+        await queue.redis.delete(queue.keys.sweeper)
+        await queue.call(scripts.lead(queue.keys, "s", interval_ms=1000))
+        assert ["B/4"] == names(await queue.claim())
+
+
+@waiting
+@pytest.mark.parametrize("name", ["deadline", "cap_interactive", "cap_batch", "queue_ttl", "keep_interactive",
+                                  "keep_batch", "results_max_bytes", "weight.t", "rate", "burst"])  # fmt: skip
+async def test_a_setting_that_somebody_wrote_by_hand_stops_nobody(queue: ScriptedQueue, name: str) -> None:
+    """What is no number counts for nothing: jobs are taken, claimed and finished all the same (G2)."""
+    await queue.redis.hset(queue.keys.config, name, "soon")
+    await queue.submit("j1")
+    await queue.batch("B", 2)
+    assert ["j1", "B/1", "B/2"] == await queue.drain()

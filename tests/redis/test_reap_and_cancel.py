@@ -216,3 +216,29 @@ async def test_cancelling_100_000_lines_blocks_nobody(queue: ScriptedQueue) -> N
     assert ([f"B/{n}" for n in range(1, len(started) + 1)], 200) == (started, steps)
     assert [b"cancelled", b"100000"] == await queue.redis.hmget(queue.keys.batch("huge"), "status", "failed")
     await queue.redis.flushall()
+
+
+@waiting
+async def test_large_lines_are_ended_a_few_at_a_time(queue: ScriptedQueue) -> None:
+    """A step copies about one MiB, not 500 lines of one MiB each: the server would stand still for seconds (F-096)."""
+    await queue.open("B")
+    data = b"x" * 2**20
+    for n in range(1, 11):
+        lines = [scripts.SubmitLine(n, f"k{n}", data, 1)]
+        call = scripts.submit_lines(queue.keys, "B", lane="batch:B", first=n, after=n + 1, lines=lines)
+        await queue.call(call)
+    await queue.cancel_batch("B")
+    cursor, ended = await queue.call(scripts.reap(queue.keys, "B", lane="batch:B", cursor="0-0"))
+    assert (f"{ended}-0", True) == (cursor, 1 <= ended <= 2)
+    assert 10 - ended == await queue.reap("B")
+    state = await queue.state()
+    assert ("cancelled", "10", str(10 * 2**20)) == (state["b:B status"], state["b:B failed"], state["held"])
+
+
+async def test_an_entry_that_llmq_did_not_write_does_not_hold_up_the_reaper(queue: ScriptedQueue) -> None:
+    """It ends as what it is, a line without a job, and the batch ends (G16)."""
+    await queue.batch("B", 2)
+    await queue.redis.xadd(queue.keys.lane("batch:B"), {"a": "b"}, id="3-0")
+    await queue.cancel_batch("B")
+    await queue.reap("B")
+    assert "cancelled" == (await queue.state())["b:B status"]

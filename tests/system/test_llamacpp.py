@@ -51,7 +51,9 @@ class TestLlamaCpp:
         }[url]
         texts: list[str] = []
 
-        answer = await real.run(Job(url, {**body, "ignore_eos": True}), lambda text, _: texts.append(text))
+        answer = await real.run(
+            Job(url, {**body, "ignore_eos": True, "temperature": 0}), lambda text, _: texts.append(text)
+        )
 
         whole = body_of(answer)
         said = {

@@ -94,15 +94,16 @@ def test_the_defaults_of_the_scripts_are_the_same() -> None:
     """A script falls back to the default where nothing was set; both must agree."""
     text = "\n".join(path.read_text() for path in LUA.glob("*.lua"))
     for name, written in {
-        "deadline": r"deadline or 30000",
-        "cap_interactive": r"or 10000\b",
-        "cap_batch": r"or 1000000\b",
-        "queue_ttl": r"or 60000\b",
-        "keep_interactive": r"or 600000\b",
-        "results_max_bytes": r"or 2 \^ 30",
+        "deadline": r"deadline\) or (30000)",
+        "cap_interactive": r"'cap_interactive', (10000)\)",
+        "cap_batch": r"'cap_batch', (1000000)\)",
+        "queue_ttl": r"'queue_ttl', (60000)\)",
+        "keep_interactive": r"'keep_interactive', (600000)\)",
+        "results_max_bytes": r"or (2 \^ 30)",
     }.items():
-        assert re.search(written, text), name
-        number = re.sub(r"\D", "", written.split("or ")[1].replace(r"2 \^ 30", str(2**30)))
+        found = re.search(written, text)
+        assert found, name
+        number = found[1].replace("2 ^ 30", str(2**30))
         assert number == live_setting(name).store(live_setting(name).default), name
 
 
