@@ -120,7 +120,7 @@ class Batches:
         when Redis stays away, LLMQError when the batch was ended by somebody; what was queued stays queued. `resume`
         ends those messages: how to go on, where it is not `llmq submit-batch --resume`.
         """
-        record = await self.show(batch_id)
+        record = await self.show(batch_id, patient=True)
         async with contextlib.aclosing(encode_lines(lines, record.next_line)) as encoded:
             return await self._feed(record, encoded, wait, on_progress, resume)
 

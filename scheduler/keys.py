@@ -67,7 +67,7 @@ class QueueKeys:
 
     @property
     def starts(self) -> str:
-        """Zset `lane|entry` -> ms: when each running batch job was started."""
+        """Zset `lane|entry` -> ms: when each running batch job was started; negative while it may be preempted."""
         return self.prefix + "starts"
 
     @property

@@ -218,7 +218,8 @@ class Doomed:
 class Claimed:
     """What a claim gave: leases; jobs to end; else why nothing more, and seconds until that may change.
 
-    `candidates` are the lanes to give next time; None where those given were right.
+    `candidates` are the lanes to give next time; None where those given were right. `protects` says that the youngest
+    line that was named may not be preempted any more.
     """
 
     leases: list[Lease]
@@ -226,6 +227,7 @@ class Claimed:
     reason: str
     wait: float
     candidates: list[str] | None
+    protects: bool = False
 
 
 def _lease(row: list[Any], why: Why) -> Lease:
@@ -258,13 +260,14 @@ def _doomed(rows: list[list[Any]]) -> list[Doomed]:
 
 
 def _claimed(reply: list[Any]) -> Claimed:
-    jobs, ended, reason, wait_ms, candidates = reply
+    jobs, ended, reason, wait_ms, candidates, protects = reply
     return Claimed(
         [_lease(row, Why(text(row[3]))) for row in jobs],
         _doomed(ended),
         text(reason),
         int(wait_ms) / 1000,
         [text(lane) for lane in candidates] if reason == b"lanes" else None,
+        protects == 1,
     )
 
 
@@ -277,11 +280,13 @@ def claim(
     reserve: int,
     suspects: int,
     candidates: Sequence[str],
+    youngest: Fence | None = None,
 ) -> Call[Claimed]:
     """Take the next jobs for one worker under the policy."""
     lanes = candidates[:MAX_CANDIDATES]
     touched = [key for lane in lanes for key in keys.of_lane(lane)]
-    argv = [consumer, room, free, reserve, suspects, *lanes]
+    line = f"{youngest.lane}|{youngest.entry}" if youngest else ""
+    argv = [consumer, room, free, reserve, suspects, line, *lanes]
     return Call(script("claim"), (*keys.shared, *touched), argv, _claimed)
 
 

@@ -71,6 +71,7 @@ class Answer:
     ended: list[tuple[Job, str]] = field(default_factory=list)
     reason: str = "empty"
     moments: list[float] = field(default_factory=list)
+    protects: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,16 @@ class Oracle:
         self.tokens: float | None = None
         self.refilled_at = 0.0
         self.running_since: dict[Job, float] = {}
+        self.protected: set[Job] = set()
         self.kept_start = 0.0
         self.batch_waits_since = 0.0
 
     # --- the claim ------------------------------------------------------------------------------------------------
 
-    def claim(self, now: float, *, room: int, free: int, reserve: int, suspects: int) -> Answer:
-        """Give the next jobs to one worker."""
+    def claim(
+        self, now: float, *, room: int, free: int, reserve: int, suspects: int, youngest: Job | None = None
+    ) -> Answer:
+        """Give the next jobs to one worker; `youngest` is the batch line that it would preempt first."""
         answer = Answer(suspects)
         self._wake(now, answer)
         terms = self.terms_at(now)
@@ -115,11 +119,18 @@ class Oracle:
         spent = False
 
         if may_batch and room > 0:
-            last_start = max(self.kept_start, *self.running_since.values(), self.batch_waits_since, terms.opened)
+            kept = [self.running_since[job] for job in self.protected]
+            last_start = max(self.kept_start, *kept, self.batch_waits_since, terms.opened)
+            if last_start + self.deadline <= now:
+                begun = self.running_since[youngest] if youngest else 0.0
+                if youngest and begun > last_start:
+                    self.protected.add(youngest)
+                    last_start, room, answer.protects = begun, room - 1, True
+                due = last_start + self.deadline <= now and room > 0
+                if due and (job := self._start("b", "deadline", now, answer)):
+                    tokens = max(min(tokens, -terms.burst), tokens - (job.cost if terms.by_tokens else 1))
+                    spent = True
             answer.moments.append(last_start + self.deadline)
-            if last_start + self.deadline <= now and (job := self._start("b", "deadline", now, answer)):
-                tokens = max(min(tokens, -terms.burst), tokens - (job.cost if terms.by_tokens else 1))
-                spent = True
         while not self.paused["i"] and len(answer.started) < room and self._start("i", "chat", now, answer):
             pass
         while may_batch:
@@ -153,6 +164,8 @@ class Oracle:
                     answer.suspects += job.crashes > 0
                     if cls == "b":
                         self.running_since[job] = now
+                        if why == "deadline" or job.preemptions >= 3:
+                            self.protected.add(job)
                     if tenant in self.service[cls]:
                         cost = job.cost if cls == "b" else 1
                         self.service[cls][tenant] += cost / self.weights.get(tenant, 1)
@@ -307,5 +320,6 @@ class Oracle:
 
     def _settle(self, job: Job, kept: bool) -> None:
         started = self.running_since.pop(job, None)
+        self.protected.discard(job)
         if kept and started is not None:
             self.kept_start = max(self.kept_start, started)

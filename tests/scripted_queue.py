@@ -120,7 +120,14 @@ class ScriptedQueue:
     # --- claim, and what ends a lease -----------------------------------------------------------------------------
 
     async def claim(
-        self, room: int = 1, *, free: int | None = None, reserve: int = 0, suspects: int = 0, worker: str = "w"
+        self,
+        room: int = 1,
+        *,
+        free: int | None = None,
+        reserve: int = 0,
+        suspects: int = 0,
+        worker: str = "w",
+        youngest: Lease | None = None,
     ) -> scripts.Claimed:
         """Claim as a worker does: again with other candidate lanes, and for the rest, as long as the script asks."""
         free = room if free is None else free
@@ -131,12 +138,20 @@ class ScriptedQueue:
             got = len(whole.leases)
             one: scripts.Claimed = await self.call(
                 scripts.claim(
-                    self.keys, worker, room=room - got, free=max(0, free - got), reserve=reserve,
+                    self.keys, worker, room=room - got - whole.protects, free=max(0, free - got), reserve=reserve,
                     suspects=suspects + sum(lease.suspect for lease in whole.leases),
                     candidates=self._candidates.get(worker, []),
+                    youngest=youngest.fence if youngest and not whole.protects else None,
                 )
             )  # fmt: skip
-            whole = scripts.Claimed(whole.leases + one.leases, whole.doomed + one.doomed, one.reason, one.wait, None)
+            whole = scripts.Claimed(
+                whole.leases + one.leases,
+                whole.doomed + one.doomed,
+                one.reason,
+                one.wait,
+                None,
+                whole.protects or one.protects,
+            )
             if one.candidates is not None:
                 self._candidates[worker] = one.candidates
             elif one.reason != "more":

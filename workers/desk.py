@@ -13,7 +13,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, Protocol
 
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
@@ -43,13 +43,30 @@ VERDICTS = {
 _Settled = tuple[Lease, Outcome]
 
 
-class Desk:
-    """Takes leases for the slots of one worker, and settles their outcomes.
+class Claimant(Protocol):
+    """Whom the desk claims for: the slots of the worker, which know what runs and what may."""
 
-    `allowance` says what may be claimed now, the leases at the desk included; `make_way` preempts what has to make way
-    for what has just been claimed; `may_start` says which of the leases at the desk may run beside those that are held;
-    `on_trip` is called after each trip.
-    """
+    def allowance(self) -> Allowance:
+        """What may be claimed now, the leases at the desk included."""
+        ...
+
+    def youngest(self) -> Fence | None:
+        """The batch line that would be preempted first."""
+        ...
+
+    def protect(self, fence: Fence) -> None:
+        """Never preempt this line: its start counts for the deadline."""
+
+    def make_way(self) -> None:
+        """Preempt what has to make way for what has just been claimed."""
+
+    def may_start(self, lease: Lease) -> bool:
+        """Whether a lease at the desk may run beside those that are held."""
+        ...
+
+
+class Desk:
+    """Takes leases for the slots of one worker, and settles their outcomes; `on_trip` is called after each trip."""
 
     def __init__(
         self,
@@ -59,9 +76,7 @@ class Desk:
         host: str,
         keeper: LeaseKeeper,
         contact: Contact,
-        allowance: Callable[[], Allowance],
-        make_way: Callable[[], None],
-        may_start: Callable[[Lease], bool],
+        claimant: Claimant,
         on_trip: Callable[[], None] = lambda: None,
     ) -> None:
         self._redis = redis
@@ -70,9 +85,7 @@ class Desk:
         self._host = host
         self._keeper = keeper
         self._contact = contact
-        self._allowance = allowance
-        self._make_way = make_way
-        self._may_start = may_start
+        self._claimant = claimant
         self._on_trip = on_trip
         self._leases: deque[Lease] = deque()
         self._held: dict[Fence, Lease] = {}
@@ -98,7 +111,7 @@ class Desk:
 
     async def take(self) -> Lease | None:
         """Return the next lease that may start; None when the desk is closed."""
-        while (lease := next(filter(self._may_start, self._leases), None)) is None:
+        while (lease := next(filter(self._claimant.may_start, self._leases), None)) is None:
             if self.closed:
                 return None
             taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -179,8 +192,8 @@ class Desk:
             for call in scripts.settle(self._keys, self._consumer, self._host, parcel):
                 calls.append(call)
                 parcel_of.append(parcel)
-        allowance = self._allowance()
-        claims = [self._claim(allowance)] if allowance.room > 0 else []
+        allowance, youngest = self._claimant.allowance(), self._claimant.youngest()
+        claims = [self._claim(allowance, youngest)] if allowance.room > 0 else []
         try:
             replies = await scripts.run_all(self._redis, calls + claims) if calls or claims else []
         except BaseException:
@@ -191,12 +204,12 @@ class Desk:
             id(parcel): reply for parcel, reply in zip(parcel_of, replies, strict=False) if isinstance(reply, Exception)
         }
         self._note_settled(parcels, failed)
-        wait = self._deal(replies[-1]) if claims else LOOK_AGAIN_S
+        wait = self._deal(replies[-1], youngest) if claims else LOOK_AGAIN_S
         if failed and len(failed) == len(parcels):
             raise next(iter(failed.values()))
         return wait
 
-    def _claim(self, allowance: Allowance) -> scripts.Call[Any]:
+    def _claim(self, allowance: Allowance, youngest: Fence | None) -> scripts.Call[Any]:
         return scripts.claim(
             self._keys,
             self._consumer,
@@ -205,6 +218,7 @@ class Desk:
             reserve=allowance.reserve,
             suspects=allowance.suspects,
             candidates=self._candidates,
+            youngest=youngest,
         )
 
     def _note_settled(self, parcels: list[list[_Settled]], failed: dict[int, Exception]) -> None:
@@ -219,12 +233,14 @@ class Desk:
         self._one_by_one = bool(failed)
         self._outbox = again + self._outbox
 
-    def _deal(self, claimed: scripts.Claimed | Exception) -> float:
+    def _deal(self, claimed: scripts.Claimed | Exception, youngest: Fence | None) -> float:
         """Hand claimed leases to slots; return the seconds after which to look again."""
         if isinstance(claimed, Exception):
             self._unsure.update(self._candidates)
             raise claimed
         self.claimed_at = time.time()
+        if claimed.protects and youngest is not None:
+            self._claimant.protect(youngest)
         for lease in claimed.leases:
             self._keeper.keep(lease.fence)
             if self.closed:
@@ -236,7 +252,7 @@ class Desk:
             self._keeper.keep(doomed.lease.fence)
             self.settle(doomed.lease, VERDICTS[doomed.verdict])
         if self._leases:
-            self._make_way()
+            self._claimant.make_way()
             self._wake_takers(len(self._leases))
         if claimed.candidates is not None:
             self._candidates = claimed.candidates

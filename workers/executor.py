@@ -74,6 +74,8 @@ class Running:
     chunks: int = 0
     streamed: bool = False
     in_engine: bool = False
+    protected: bool = False
+    """Not to be preempted: the deadline counts its start (what the lease itself says comes on top)."""
     stop: Stop | None = None
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Name = TypeVar("Name")
 
 #: Of a worker's slots, the share that is kept free for chat when nobody says otherwise.
 DEFAULT_RESERVE_SHARE = 0.1
@@ -62,15 +65,15 @@ def allow(now: Snapshot) -> Allowance:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Generic[Name]):
     """A running batch request, as a choice of whom to preempt sees it: who it is, since when, protected or not."""
 
-    name: object
+    name: Name
     started_at: float
     protected: bool
 
 
-def victims(requests: Iterable[Candidate], count: int) -> list[object]:
+def victims(requests: Iterable[Candidate[Name]], count: int) -> list[Name]:
     """Choose `count` requests to preempt: the youngest of those that are not protected, for the least waste."""
     open_to_it = [request for request in requests if not request.protected]
     open_to_it.sort(key=lambda request: request.started_at, reverse=True)

@@ -114,15 +114,22 @@ class Slots:
                 return False
         return True
 
+    def youngest(self) -> Fence | None:
+        """Return the batch line that would be preempted first."""
+        if not self._settings().preempt:
+            return None
+        return next(iter(self._victims(1)), None)
+
+    def protect(self, fence: Fence) -> None:
+        """Never preempt this line: its start counts for the deadline."""
+        if running := self._executor.running.get(fence):
+            running.protected = True
+
     def make_way(self) -> None:
         """Preempt batch requests for what has been claimed above the free slots."""
         self._leave_alone()
-        running = list(self._executor.running.values())
-        stopping = sum(1 for r in running if r.stop is not None)
-        over = len(self.desk.held) - stopping - self.concurrency
-        candidates = [Candidate(r.lease.fence, r.started_at, protected=not _preemptable(r)) for r in running]
-        for fence in victims(candidates, over):
-            assert isinstance(fence, Fence)
+        stopping = sum(1 for running in self._executor.running.values() if running.stop is not None)
+        for fence in self._victims(len(self.desk.held) - stopping - self.concurrency):
             self._executor.stop(fence, Stop.PREEMPTED)
 
     def lose(self, fence: Fence) -> None:
@@ -150,6 +157,12 @@ class Slots:
     def running(self) -> list[Lease]:
         """Return the leases in flight; the lease thread calls this too."""
         return [running.lease for running in list(self._executor.running.values())]
+
+    def _victims(self, count: int) -> list[Fence]:
+        if count <= 0:
+            return []
+        running = self._executor.running.values()
+        return victims([Candidate(r.lease.fence, r.started_at, protected=not _preemptable(r)) for r in running], count)
 
     def _leave_alone(self) -> None:
         """Hand back the batch that was claimed beside a suspect in its last attempt and that others can run now."""
@@ -187,4 +200,6 @@ def _in_last_attempt(lease: Lease) -> bool:
 
 def _preemptable(running: Running) -> bool:
     lease = running.lease
-    return lease.cls is TrafficClass.BATCH and running.in_engine and running.stop is None and not lease.protected()
+    if running.protected or lease.protected():
+        return False
+    return lease.cls is TrafficClass.BATCH and running.in_engine and running.stop is None

@@ -38,6 +38,9 @@ MOST_LANES_COUNTED = 5000
 #: However long the lease, cancelled batches are ended this soon.
 LONGEST_INTERVAL_S = 2.5
 
+#: Records of batches read in one trip.
+BATCHES_AT_ONCE = 500
+
 DEAD_LETTERS_KEPT_MS = 30 * 24 * 3600 * 1000
 
 #: While the leases of a missing worker run out, and for a little longer, sweeps come this often.
@@ -182,16 +185,22 @@ class Sweeper:
 
     async def _recount_results(self) -> None:
         """Set the bytes of results held right: those of batches whose TTL is over went without a word."""
+        before = int(await self._redis.get(self._keys.held) or 0)
         ids = [name.decode() for name in cast(list[bytes], await self._redis.zrange(self._keys.batches, 0, -1))]
-        total = 0
-        for batch_id in ids:
-            held = await cast(Any, self._redis).hmget(self._keys.batch(batch_id), "id", "bytes")
-            if held[0] is None:
-                await self._redis.zrem(self._keys.batches, batch_id)
-            total += int(held[1] or 0)
-        ttl_ms = await self._redis.pttl(self._keys.held)
-        if ttl_ms > 0:  # where none are held there is no key
-            await self._redis.set(self._keys.held, total, px=ttl_ms)
+        total, gone = 0, []
+        for first in range(0, len(ids), BATCHES_AT_ONCE):
+            some = ids[first : first + BATCHES_AT_ONCE]
+            pipe: Any = self._redis.pipeline(transaction=False)
+            for batch_id in some:
+                pipe.hmget(self._keys.batch(batch_id), "id", "bytes")
+            for batch_id, (known, size) in zip(some, await pipe.execute(), strict=True):
+                total += int(size or 0)
+                if known is None:
+                    gone.append(batch_id)
+        if gone:
+            await self._redis.zrem(self._keys.batches, *gone)
+        if total != before and await self._redis.exists(self._keys.held):
+            await self._redis.incrby(self._keys.held, total - before)  # what was finished meanwhile is counted already
 
 
 def _over(known: str, now_ms: int) -> bool:

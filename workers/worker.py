@@ -126,9 +126,7 @@ class Worker:
             self.host,
             self._keeper,
             self._contact,
-            self._slots.allowance,
-            self._slots.make_way,
-            self._slots.may_start,
+            self._slots,
             lambda: self._bells.reconsider(),
         )
         self._slots.desk = self._desk

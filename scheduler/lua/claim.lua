@@ -7,21 +7,22 @@
 --         3 free      free slots
 --         4 reserve   slots kept free for chat
 --         5 suspects  suspects that the worker runs now
---         6.. name    the candidate lanes, in the order of KEYS
+--         6 youngest  the youngest batch line that it runs and may preempt, as lane|entry; empty: none
+--         7.. name    the candidate lanes, in the order of KEYS
 -- From    waiting, delayed (due)
 -- To      running
 -- Returns jobs {lane, entry, delivery, why, class, tenant, attempts, crashes, preemptions, fields}; entries for the
 --         worker to end, in the same form (expired, cancelled, interrupted, dead: at most 64, outside the room); the reason
 --         why no more were given; ms to the next moment at which that may change; the candidate lanes to give next
---         time, where those given were not the right ones
+--         time, where those given were not the right ones; 1 where the youngest line may not be preempted any more
 --
 -- Cost: the same at 10 jobs waiting and at 10 million. Bounds: 8 lanes (and those of suspects that are held back), 16
 -- entries of back at a time, room jobs. Where a bound ends the search, nothing of a lower rank is started.
 
-local consumer, room, free, reserve, suspects =
-  ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local consumer, room, free, reserve, suspects, youngest =
+  ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local given = {}
-for i = 6, #ARGV do given[ARGV[i]] = {stream = KEYS[7 + 2 * i], back = KEYS[8 + 2 * i]} end
+for i = 7, #ARGV do given[ARGV[i]] = {stream = KEYS[5 + 2 * i], back = KEYS[6 + 2 * i]} end
 
 local set = settings()
 local now, soonest = set.now, set.now + 1000
@@ -137,7 +138,8 @@ local spent = false
 local function pay(from, as_debt)
   spent = true
   for i = from, #jobs do
-    redis.call('ZADD', starts, now, jobs[i][1] .. '|' .. jobs[i][2])
+    local protected = as_debt or jobs[i][9] >= 3
+    redis.call('ZADD', starts, protected and now or -now, jobs[i][1] .. '|' .. jobs[i][2])
     if set.rate then
       local left = tank.tokens - (set.by_tokens and cost_of(jobs[i]) or 1)
       tank.tokens = as_debt and math.max(math.min(tank.tokens, -set.burst), left) or left
@@ -145,12 +147,23 @@ local function pay(from, as_debt)
   end
 end
 
--- 2. The deadline: batch always makes progress, whatever chat waits and however empty the bucket is.
+-- 2. The deadline: batch always makes progress, whatever chat waits and however empty the bucket is. Only starts that
+-- are left to finish count: what may still be preempted does not. Where the worker runs such a line, that line is
+-- protected, and counts, before another one is started.
+local protects = 0
 if may_batch and room > 0 then
   local newest = tonumber(redis.call('ZREVRANGE', starts, 0, 0, 'WITHSCORES')[2] or 0)
-  local due = math.max(tank.last, newest, set.opened) + set.deadline
-  if due <= now and serve('b', 1, 'deadline') == 1 then pay(1, true) end
-  look_again_at(due)
+  local last = math.max(tank.last, newest, set.opened)
+  if last + set.deadline <= now then
+    local begun = -tonumber(youngest ~= '' and redis.call('ZSCORE', starts, youngest) or 0)
+    if begun > last then
+      redis.call('ZREM', starts, youngest) -- first a write that is allowed at maxmemory
+      redis.call('ZADD', starts, begun, youngest)
+      last, protects, room = begun, 1, room - 1
+    end
+    if last + set.deadline <= now and room > 0 and serve('b', 1, 'deadline') == 1 then pay(1, true) end
+  end
+  look_again_at(last + set.deadline)
 end
 
 -- 3. Interactive, up to the room: tenants in turn.
@@ -197,4 +210,4 @@ if unsure == 'lanes' then
   end
 end
 if fresh then reason = 'lanes' elseif unsure then reason = unsure == 'more' and 'more' or 'busy' end
-return {jobs, ended, reason, unsure == 'more' and 0 or soonest - now, wanted}
+return {jobs, ended, reason, unsure == 'more' and 0 or soonest - now, wanted, protects}

@@ -232,7 +232,8 @@ local function settle_start(lane, entry, kept)
   local member = lane .. '|' .. entry
   local at = kept and redis.call('ZSCORE', starts, member)
   redis.call('ZREM', starts, member)
-  if at and tonumber(at) > tonumber(redis.call('HGET', bucket, 'start') or 0) then
+  at = at and math.abs(tonumber(at)) -- negative: it could be preempted
+  if at and at > tonumber(redis.call('HGET', bucket, 'start') or 0) then
     if redis.call('HSET', bucket, 'start', at) == 1 then redis.call('PEXPIRE', bucket, WEEK) end
   end
 end

@@ -70,8 +70,16 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
     ),
     (scripts.seal_batch(QUEUE, "b1", lane="batch:b1", next_line=7), {"lane": "batch:b1", "next": 7}),
     (
-        scripts.claim(QUEUE, "w1", room=4, free=3, reserve=2, suspects=1, candidates=["batch:b1", "i:ann"]),
-        {"consumer": "w1", "room": 4, "free": 3, "reserve": 2, "suspects": 1, "name": "batch:b1"},
+        scripts.claim(QUEUE, "w1", room=4, free=3, reserve=2, suspects=1, candidates=["batch:b1"], youngest=LINE),
+        {
+            "consumer": "w1",
+            "room": 4,
+            "free": 3,
+            "reserve": 2,
+            "suspects": 1,
+            "youngest": "batch:b1|5-0",
+            "name": "batch:b1",
+        },
     ),
     (
         scripts.renew(QUEUE, "w1", [LINE, SINGLE]),

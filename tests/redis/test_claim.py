@@ -306,6 +306,52 @@ class TestDeadline:
         await queue.pass_time(10_000)
         assert [Why.DEADLINE] == whys(await queue.claim(1, free=0))
 
+    async def test_a_start_that_may_still_be_preempted_does_not_count(self, queue: ScriptedQueue) -> None:
+        """Else preempted starts, each in time, could push the deadline on for ever."""
+        await queue.batch("B", 9)
+        await queue.pass_time(20_000)
+        await queue.claim(1)
+        await queue.pass_time(10_000)
+        assert [Why.DEADLINE] == whys(await queue.claim(1, free=0))
+
+    async def test_a_line_that_was_begun_in_time_is_protected_instead(self, queue: ScriptedQueue) -> None:
+        """Nothing else starts then, it takes no room any more, and the deadline counts from its start."""
+        await queue.batch("B", 9)
+        await queue.submit("j1", ttl_ms=0)
+        await queue.claim(1)
+        await queue.pass_time(20_000)
+        (line,) = (await queue.claim(1)).leases
+        await queue.pass_time(10_000)
+        await queue.submit("j2", ttl_ms=0)
+        claimed = await queue.claim(1, free=0, youngest=line)
+        assert ([], True) == (names(claimed), claimed.protects)
+        assert float(T0 + 20_000) == (await queue.state())["starts batch:B|1-0"]
+        await queue.pass_time(19_999)
+        assert ["j2"] == names(await queue.claim(1, free=0))
+        await queue.pass_time(1)
+        assert [Why.DEADLINE] == whys(await queue.claim(1, free=0))
+
+    async def test_a_line_that_was_begun_long_ago_is_protected_and_another_started(self, queue: ScriptedQueue) -> None:
+        """It is not thrown away for the other; where there is no room beside it, nothing starts."""
+        await queue.batch("B", 9)
+        await queue.pass_time(1_000)
+        (line,) = (await queue.claim(1)).leases
+        await queue.pass_time(30_000)
+        alone = await queue.claim(1, free=0, youngest=line)
+        assert ([], True) == (whys(alone), alone.protects)
+        (other,) = (await queue.claim(1)).leases
+        assert Why.DEADLINE is other.why
+
+    async def test_a_line_that_was_preempted_three_times_counts_at_once(self, queue: ScriptedQueue) -> None:
+        """It is left to finish from its start on."""
+        await queue.batch("B", 9)
+        for _ in range(3):
+            await queue.hand_back(*(await queue.claim(1)).leases, reason=Reason.PREEMPTED)
+        await queue.pass_time(20_000)
+        assert [Why.BUCKET] == whys(await queue.claim(1))
+        await queue.pass_time(29_999)
+        assert [] == whys(await queue.claim(1, free=0))
+
     async def test_a_finished_start_counts_from_when_it_started(self, queue: ScriptedQueue) -> None:
         """Not from when it ended, and also when others end out of order."""
         await queue.batch("B", 9)
@@ -540,8 +586,8 @@ class TestTheWholeState:
             "lane:batch:B running 1-0": (None, "w x1"),
             "lane:batch:B running 2-0": (None, "w x1"),
             "ready:b t": (0.0, 80.0),
-            "starts batch:B|1-0": (None, float(T0)),
-            "starts batch:B|2-0": (None, float(T0)),
+            "starts batch:B|1-0": (None, -float(T0)),
+            "starts batch:B|2-0": (None, -float(T0)),
         } == changes(before, await queue.state())
 
     async def test_a_start_from_back(self, queue: ScriptedQueue) -> None:
@@ -557,7 +603,7 @@ class TestTheWholeState:
             "lane:batch:B:back 1-0": (1.0, None),
             "order:b t|1314496000000|batch:B": (0.0, None),
             "ready:b t": (0.0, None),
-            "starts batch:B|1-0": (None, float(T0)),
+            "starts batch:B|1-0": (None, -float(T0)),
         } == changes(before, await queue.state())
 
     async def test_a_running_job_is_never_stolen_through_back(self, queue: ScriptedQueue) -> None:

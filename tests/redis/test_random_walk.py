@@ -141,9 +141,18 @@ class Walk:
         room = self.random.choice((1, 1, 2, 4, 9))
         free, reserve = self.random.randint(0, room), self.random.choice((0, 0, 1))
         suspects, worker = self.random.choice((0, 0, 0, 1)), self.random.choice(("w1", "w2", "w3"))
+        youngest = self._youngest(worker) if self.random.random() < 0.7 else None
         self.note(f"claim {worker} room {room} free {free} reserve {reserve} suspects {suspects}")
-        claimed = await self.queue.claim(room, free=free, reserve=reserve, suspects=suspects, worker=worker)
-        answer = self.oracle.claim(self.now, room=room, free=free, reserve=reserve, suspects=suspects)
+        self.note(f"  youngest {name(youngest.lease) if youngest else '-'}")
+        claimed = await self.queue.claim(
+            room, free=free, reserve=reserve, suspects=suspects, worker=worker,
+            youngest=youngest.lease if youngest else None,
+        )  # fmt: skip
+        answer = self.oracle.claim(
+            self.now, room=room, free=free, reserve=reserve, suspects=suspects,
+            youngest=youngest.job if youngest else None,
+        )  # fmt: skip
+        assert answer.protects == claimed.protects
         self.note(f"  gave {[(name(one), str(one.why)) for one in claimed.leases]} {claimed.reason} {claimed.wait}")
         assert [(self.ids[job], why, _counts(job)) for job, why in answer.started] == [
             (name(one), one.why, (one.fence.delivery, one.attempts, one.crashes, one.preemptions))
@@ -159,6 +168,12 @@ class Walk:
         for lease, (job, _) in zip(claimed.leases, answer.started, strict=True):
             self.running.append(Running(lease, job, worker))
         await self._bury(claimed.doomed, worker)
+
+    def _youngest(self, worker: str) -> Running | None:
+        """Return the batch line that a worker would preempt first."""
+        since, protected = self.oracle.running_since, self.oracle.protected
+        mine = [one for one in self.running if one.worker == worker and one.job in since and one.job not in protected]
+        return max(mine, key=lambda one: since[one.job], default=None)
 
     async def _bury(self, doomed: list[Doomed], worker: str) -> None:
         for one in doomed:

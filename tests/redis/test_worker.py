@@ -249,6 +249,26 @@ class TestChatAndBatch:
             line.answer()
             await job_ended(redis, "chat")
 
+    async def test_the_deadline_protects_a_line_that_runs(self, redis_url: str, redis: Redis) -> None:
+        """G10: preempted starts cannot put the deadline off for ever; once it is due, the line that runs stays."""
+        await configure(redis, deadline="1000")
+        await submit_batch(redis, 2)
+        engine = ScriptedEngine(1)
+        async with serving(redis_url, engine, reserve=0):
+            preempted = await engine.next()
+            await submit_chat(redis, "first")
+            (await engine.next()).answer()
+            assert preempted.aborted.is_set()
+            line = await engine.next()
+            await until(lambda: _protected_start(redis))  # the deadline itself brings a trip
+            await submit_chat(redis, "second")
+            await asyncio.sleep(0.5)
+            assert not line.aborted.is_set()
+            engine.on_request = answer
+            line.answer()
+            await job_ended(redis, "second")
+            await batch_ended(redis)
+
     async def test_a_slot_that_got_free_hears_the_bell(self, redis_url: str, redis: Redis) -> None:
         """A worker that was full of chat starts the next chat at once, in the middle of a wait that was deaf to it."""
         engine = ScriptedEngine(1)
@@ -893,6 +913,10 @@ async def _cancel(redis: Redis, job_id: str) -> str:
     verdict = await scripts.run(redis, call)
     assert "signalled" == verdict.word
     return verdict.value
+
+
+async def _protected_start(redis: Redis) -> bool:
+    return await redis.zcount(KEYS.starts, 1, "+inf") == 1
 
 
 async def _tried(redis: Redis, entry: str, expected: tuple[int, int, int]) -> bool:
