@@ -65,7 +65,7 @@ async def test_a_finished_line_leaves_one_result(queue: ScriptedQueue) -> None:
         "lane:batch:B": (9, 8),
         "lane:batch:B running 1-0": ("w x1", None),
         "ready:b t": (10.0, 7.0),
-        "starts batch:B|1-0": (float(T0), None),
+        "starts batch:B|1-0": (-float(T0), None),
     } == changes(before, await queue.state())
 
 

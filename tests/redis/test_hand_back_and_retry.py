@@ -28,7 +28,7 @@ async def test_a_handed_back_line_waits_in_its_place(queue: ScriptedQueue) -> No
         "lane:batch:B:back 2-0": (None, 2.0),
         "order:b t|1314496000000|batch:B": (None, 0.0),
         "ready:b t": (None, 0.0),
-        "starts batch:B|2-0": (float(T0), None),
+        "starts batch:B|2-0": (-float(T0), None),
         "tries batch:B|2-0": (None, "1 0 0 0 -"),
     } == changes(before, await queue.state())
 
@@ -72,7 +72,7 @@ async def test_a_retry_spends_an_attempt_and_waits(queue: ScriptedQueue) -> None
         "bucket ttl": (None, True),
         "lane:batch:B running 1-0": ("w x1", None),
         "lane:batch:B:back 1-0": (None, T0 + 500.0),
-        "starts batch:B|1-0": (float(T0), None),
+        "starts batch:B|1-0": (-float(T0), None),
         "tries batch:B|1-0": (None, "1 1 0 0 -"),
     } == changes(before, await queue.state())
 

@@ -35,7 +35,7 @@ async def test_a_job_whose_lease_ran_out_waits_again(queue: ScriptedQueue) -> No
         "lane:batch:B:back 1-0": (None, 1.0),
         "order:b t|1314496000000|batch:B": (None, 0.0),
         "ready:b t": (None, 0.0),
-        "starts batch:B|1-0": (float(T0), None),
+        "starts batch:B|1-0": (-float(T0), None),
         "tries batch:B|1-0": (None, "1 0 1 0 -"),
     } == changes(before, await queue.state())
     assert 1 == await queue.finish(alive)

@@ -234,6 +234,7 @@ class TestErrors:
             (format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True), 500, 600),
             (format_datetime(datetime.now(UTC) - timedelta(seconds=600), usegmt=True), 0, 0),
         ],
+        ids=["seconds", "half a second", "a date to come", "a date that is over"],  # every process collects the same
     )
     async def test_retry_after_is_read(
         self, fake: FakeEngine, engine: HttpEngine, header: str, low: float, high: float
