@@ -50,6 +50,7 @@ def commands() -> Iterator[tuple[str, ...]]:
 
 
 COMMANDS = list(commands())
+NOUNS = [("batch",), ("job",), ("dead",), ("server",)]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -60,7 +61,7 @@ def test_every_command_has_help_that_fits_80_columns(line: Line, words: tuple[st
     assert "--json" in done.out
     assert [] == [text for text in done.out.splitlines() if len(text) > 80]
     assert "..." not in done.out.partition("Commands:")[2], "a summary that does not fit is cut"
-    if words not in ((), ("batch",), ("job",), ("server",)):
+    if words not in ((), *NOUNS):
         example = re.search(r"Examples?:\n +(.*)", done.out)
         assert example is not None
         assert " ".join(("llmq", *words)) in done.out.partition("Example")[2]
@@ -73,7 +74,7 @@ def test_the_version_is_the_package_s(line: Line) -> None:
     assert re.fullmatch(r"llmq \d+\.\d+\.\d+\S*\n", done.out)
 
 
-@pytest.mark.parametrize("words", [(), ("batch",), ("job",), ("server",)], ids=" ".join)
+@pytest.mark.parametrize("words", [(), *NOUNS], ids=" ".join)
 def test_a_noun_without_a_verb_shows_its_help(line: Line, words: tuple[str, ...]) -> None:
     """It is a usage error, and the help is on stderr."""
     done = line(*words)

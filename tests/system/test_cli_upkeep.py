@@ -1,0 +1,88 @@
+"""The verbs that keep a queue well: dead letters, as people and scripts use them on a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmq.scheduler.job import Job
+from llmq.scheduler.keys import QueueKeys
+from tests.servers import client_of
+from tests.system.cli_process import QUICK, llmq
+
+#: What these tests leave queued is not the point: the next test begins on an empty server.
+pytestmark = pytest.mark.leaves("llmq:*")
+
+KEYS = QueueKeys("default")
+JOB = Job("/v1/chat/completions", {"messages": [{"role": "user", "content": "a secret"}]})
+
+
+@pytest.fixture
+def url(system_redis_url: str) -> str:
+    """The URL of an empty server."""
+    return system_redis_url
+
+
+def bury(url: str, *, lane: str = "i:anna", entry: str = "5-0", key: str = "j1", data: bytes = b"") -> str:
+    """Make a dead letter, as the finish script does; return its id."""
+    fields = {
+        "key": key, "lane": lane, "entry": entry, "class": "i" if lane.startswith("i:") else "b", "tenant": "anna",
+        "data": data or JOB.encode(), "code": "worker_lost", "status": "", "error": "three deaths", "attempts": 1,
+        "crashes": 3, "host": "gpu-7",
+    }  # fmt: skip
+    with client_of(url) as client:
+        return str(client.xadd(KEYS.dead, fields).decode())
+
+
+class TestDead:
+    """`llmq dead`: jobs that were given up."""
+
+    def test_they_are_listed_and_shown_without_their_jobs(self, url: str) -> None:
+        """Prompts are private: the job is shown where it is asked for (F-051)."""
+        assert "no dead letters" in llmq("dead", "ls", url=url).err
+        first, second = bury(url), bury(url, lane="batch:b1", key="row-5")
+        listed = llmq("dead", "ls", "--limit", 1, "--json", url=url).json
+        assert (2, [second]) == (listed["total"], [letter["id"] for letter in listed["letters"]])
+        table = llmq("dead", "ls", url=url).out
+        assert table.index(second) < table.index(first)
+        assert "three deaths" in table
+        shown = llmq("dead", "show", first, url=url)
+        assert "worker_lost: three deaths" in shown.out
+        assert "secret" not in shown.out + table
+        assert "a secret" in llmq("dead", "show", first, "--body", url=url).out
+        asked = llmq("dead", "show", second, "--body", "--json", url=url).json
+        assert (JOB.body, "b1", 5) == (asked["body"], asked["batch"], asked["line"])
+
+    def test_they_run_again(self, url: str) -> None:
+        """Single jobs as new ones, lines as a batch; what holds no job stays, and is named."""
+        bury(url)
+        bury(url, lane="batch:b1", key="row-5")
+        broken = bury(url, data=b"\xc1")
+        done = llmq("dead", "retry", "--all", "--json", url=url)
+        assert (2, [broken]) == (done.json["retried"], done.json["unreadable"])
+        assert f"llmq dead purge {broken}" in done.err
+        assert 0 == llmq("worker", "--engine", QUICK, "--until-empty", url=url).code
+        (job_id,), (batch,) = done.json["jobs"], done.json["batches"]
+        assert "completed" == llmq("job", "show", job_id, "--json", url=url).json["state"]
+        assert '"custom_id":"row-5"' in llmq("batch", "results", batch["id"], url=url).out
+        assert [broken] == [letter["id"] for letter in llmq("dead", "ls", "--json", url=url).json["letters"]]
+        assert 2 == llmq("dead", "show", broken, "--body", url=url).code
+
+    def test_purging_asks(self, url: str) -> None:
+        """With nobody to ask nothing goes, and the line to type is said."""
+        first = bury(url)
+        bury(url)
+        refused = llmq("dead", "purge", "--all", url=url)
+        assert 2 == refused.code
+        assert "deletes 2 dead letters" in refused.error
+        assert "llmq dead purge --all --yes" in refused.error
+        assert 1 == llmq("dead", "purge", first, "--yes", "--json", url=url).json["purged"]
+        assert "1 dead letter purged\n" == llmq("dead", "purge", "--all", "--yes", url=url).out
+        assert "0 dead letters purged\n" == llmq("dead", "purge", "--all", url=url).out
+
+    @pytest.mark.parametrize("verb", ["retry", "purge"])
+    def test_which_ones_must_be_said(self, url: str, verb: str) -> None:
+        """Neither ids nor --all, both, or one that is not there: usage."""
+        bury(url)
+        for words in ((), ("--all", "1-1"), ("1-1",)):
+            assert 2 == llmq("dead", verb, *words, url=url).code
+        assert 1 == llmq("dead", "ls", "--json", url=url).json["total"]
