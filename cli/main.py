@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from llmq.cli import ask, batch, config, dead, job, policy, run, server, status, submit, worker
+from llmq.cli import ask, batch, config, dead, drain, job, policy, run, server, status, submit, worker
 from llmq.cli.errors import DEBUG, USAGE, guard
 from llmq.cli.options import Json
 
@@ -97,6 +97,7 @@ def build() -> typer.Typer:
     root.add_typer(_noun("Jobs that were given up: look, run again, delete.", dead.register), name="dead")
     root.command()(status.status)
     root.command()(status.workers)
+    root.command()(drain.drain)
     root.command()(policy.pause)
     root.command()(policy.resume)
     root.command()(policy.rate)

@@ -18,7 +18,9 @@ from llmq.scheduler.redis_url import redact
 #: More workers than any queue has; keeps one look bounded.
 MAX_WORKERS = 1000
 
+#: States of a worker (see WorkerStatus): it missed a lease of heartbeats; it takes nothing new and ends soon.
 SILENT = "silent"
+DRAINING = "draining"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,17 @@
-"""The verbs that keep a queue well: dead letters, as people and scripts use them on a real server."""
+"""The verbs that keep a queue well (dead, drain), as people and scripts use them on a real server."""
 
 from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmq.scheduler.job import Job
 from llmq.scheduler.keys import QueueKeys
 from tests.servers import client_of
-from tests.system.cli_process import QUICK, llmq
+from tests.system.cli_process import QUICK, SLOW, llmq, started, submitted, until, write_prompts
 
 #: What these tests leave queued is not the point: the next test begins on an empty server.
 pytestmark = pytest.mark.leaves("llmq:*")
@@ -31,6 +35,19 @@ def bury(url: str, *, lane: str = "i:anna", entry: str = "5-0", key: str = "j1",
     }  # fmt: skip
     with client_of(url) as client:
         return str(client.xadd(KEYS.dead, fields).decode())
+
+
+def workers(url: str) -> list[dict[str, Any]]:
+    """Return the workers of the queue."""
+    found: list[dict[str, Any]] = llmq("workers", "--json", url=url).json["workers"]
+    return found
+
+
+def leave_silent(url: str, worker: str, *, seconds: float) -> None:
+    """Leave what a worker leaves that died so long ago, without a word."""
+    with client_of(url) as client:
+        client.hset(KEYS.worker(worker), mapping={"id": worker, "host": "gpu-7", "pid": 4242, "state": "ready"})
+        client.zadd(KEYS.workers, {worker: (time.time() - seconds) * 1000})
 
 
 class TestDead:
@@ -86,3 +103,41 @@ class TestDead:
         for words in ((), ("--all", "1-1"), ("1-1",)):
             assert 2 == llmq("dead", verb, *words, url=url).code
         assert 1 == llmq("dead", "ls", "--json", url=url).json["total"]
+
+
+class TestDrain:
+    """`llmq drain`: a worker is asked to end."""
+
+    def test_the_worker_finishes_what_it_runs_and_is_gone(self, url: str, tmp_path: Path) -> None:
+        """It exits 0 and is listed no more; what it had not begun waits for another (G6)."""
+        batch_id = submitted(url, write_prompts(tmp_path / "p.jsonl", 8, max_tokens=300, ignore_eos=True))
+        with started("worker", "--engine", SLOW, "--reserve", 0, url=url) as worker:
+            worker.until("ready ")
+            until(lambda: any(found["busy"] == 2 for found in workers(url)), "two lines that run")
+            (found,) = workers(url)
+            assert "drains; it runs" in llmq("drain", found["id"], url=url).out
+            until(lambda: [one["state"] for one in workers(url)] == ["draining"], "a worker that drains")
+            done = llmq("drain", found["id"], "--wait", "--json", url=url)
+            assert 0 == worker.end().code
+        assert {"worker": found["id"], "already_draining": True, "gone": True} == done.json
+        record = llmq("batch", "show", batch_id, "--json", url=url).json
+        assert (0, 0) == (record["running"], record["request_counts"]["failed"])
+        assert 8 == record["waiting"] + record["request_counts"]["completed"]
+
+    def test_a_worker_that_is_not_there_is_said(self, url: str) -> None:
+        """The line names those that are."""
+        assert "there is none" in llmq("drain", "nobody", url=url).error
+        with started("worker", "--engine", QUICK, url=url) as worker:
+            worker.until("ready ")
+            done = llmq("drain", "nobody", url=url)
+            assert 2 == done.code
+            assert workers(url)[0]["id"] in done.error
+
+    def test_a_silent_worker_is_not_waited_for(self, url: str) -> None:
+        """It would not hear: the line says where its process is."""
+        leave_silent(url, "w1", seconds=30)
+        done = llmq("drain", "w1", "--wait", url=url)
+        assert 1 == done.code
+        assert "gpu-7 (pid 4242)" in done.error
+        with client_of(url) as client:
+            assert not client.exists(KEYS.control("w1"))
