@@ -1,4 +1,4 @@
-"""The verbs that keep a queue well (dead, drain), as people and scripts use them on a real server."""
+"""The verbs that keep a queue well (dead, drain, health), as people and scripts use them on a real server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from llmq.scheduler.job import Job
 from llmq.scheduler.keys import QueueKeys
+from tests.conftest import OwnServer
 from tests.servers import client_of
-from tests.system.cli_process import QUICK, SLOW, llmq, started, submitted, until, write_prompts
+from tests.system.cli_process import QUICK, SLOW, free_port, llmq, started, submitted, until, write_prompts
 
 #: What these tests leave queued is not the point: the next test begins on an empty server.
 pytestmark = pytest.mark.leaves("llmq:*")
@@ -141,3 +142,60 @@ class TestDrain:
         assert "gpu-7 (pid 4242)" in done.error
         with client_of(url) as client:
             assert not client.exists(KEYS.control("w1"))
+
+
+class TestHealth:
+    """`llmq health`: the probe for containers."""
+
+    def test_a_queue_that_can_be_worked_on_is_healthy(self, url: str) -> None:
+        """It takes no job, and what it writes goes by itself."""
+        assert 0 == llmq("submit-batch", "-", url=url, stdin=b'"hello"\n').code
+        before = llmq("status", "--json", url=url).json["batch"]
+        done = llmq("health", url=url)
+        assert (0, "") == (done.code, done.err)
+        assert done.out.startswith("ok: claim ")
+        assert llmq("health", "--json", url=url).json["healthy"] is True
+        after = llmq("status", "--json", url=url).json["batch"]
+        assert [(1, 0)] * 2 == [(shown["waiting"], shown["running"]) for shown in (before, after)]
+        with client_of(url) as client:
+            assert 0 < client.pttl(KEYS.probe) <= 10_000
+
+    def test_a_worker_is_healthy_while_it_claims(self, url: str) -> None:
+        """It is named by its id or its host; one that left no heartbeat is exit 4."""
+        with started("worker", "--engine", QUICK, url=url) as worker:
+            worker.until("ready ")
+            (found,) = workers(url)
+            for name in (found["id"], found["host"]):
+                assert [found["id"]] == llmq("health", "--worker", name, "--json", url=url).json["workers"]
+        for name in ("nobody", "gpu-7"):
+            leave_silent(url, "w1", seconds=30)
+            done = llmq("health", "--worker", name, url=url)
+            assert (4, "") == (done.code, done.out)
+            assert "llmq workers" in done.error
+        assert "was last heard 3" in llmq("health", "--worker", "w1", url=url).error
+
+    def test_without_redis_it_is_exit_4(self) -> None:
+        """Unreachable, or the embedded server does not run: a probe starts none."""
+        assert 4 == llmq("health", "--redis", f"redis://127.0.0.1:{free_port()}").code
+        done = llmq("health")
+        assert 4 == done.code
+        assert "llmq server start" in done.error
+        assert "stopped" == llmq("server", "status", "--json").json["state"]
+
+    def test_a_server_that_answers_and_takes_no_writes_is_unhealthy(self, own_server: OwnServer) -> None:
+        """PING alone would call it well: a replica, one that is full, one that is held up (F-026)."""
+        server = own_server()
+        with client_of(server.url) as client:
+            client.config_set("maxmemory", 1)
+            full = llmq("health", url=server.url)
+            assert (4, True) == (full.code, "full" in full.error)
+            client.config_set("maxmemory", 0)
+            assert 0 == llmq("health", url=server.url).code
+            client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+            begun = time.monotonic()
+            held = llmq("health", url=server.url)
+            assert 4 == held.code
+            assert time.monotonic() - begun < 6
+            client.execute_command("CLIENT", "UNPAUSE")
+            client.execute_command("REPLICAOF", "127.0.0.1", free_port())
+            assert "replica" in llmq("health", url=server.url).error
