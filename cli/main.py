@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from llmq.cli import ask, batch, config, dead, drain, health, job, policy, run, server, status, submit, worker
+from llmq.cli import ask, batch, config, dead, drain, health, job, policy, run, server, status, submit, why, worker
 from llmq.cli.errors import DEBUG, USAGE, guard
 from llmq.cli.options import Json
 
@@ -94,6 +94,7 @@ def build() -> typer.Typer:
     root.command()(worker.worker)
     root.add_typer(_noun("Look at batches, take their results, and change them.", batch.register), name="batch")
     root.add_typer(_noun("Look at one single job, or cancel it.", job.register), name="job")
+    root.command()(why.why)
     root.add_typer(_noun("Jobs that were given up: look, run again, delete.", dead.register), name="dead")
     root.command()(status.status)
     root.command()(status.workers)

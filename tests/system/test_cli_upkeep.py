@@ -1,4 +1,4 @@
-"""The verbs that keep a queue well (dead, drain, health), as people and scripts use them on a real server."""
+"""The verbs that keep a queue well (dead, drain, health, why), as people and scripts use them on a real server."""
 
 from __future__ import annotations
 
@@ -199,3 +199,28 @@ class TestHealth:
             client.execute_command("CLIENT", "UNPAUSE")
             client.execute_command("REPLICAOF", "127.0.0.1", free_port())
             assert "replica" in llmq("health", url=server.url).error
+
+
+class TestWhy:
+    """`llmq why`: what a job or a batch waits for."""
+
+    def test_it_says_what_holds_a_batch_back(self, url: str, tmp_path: Path) -> None:
+        """Each cause with what to type about it; when that is done, the batch goes on."""
+        batch_id = submitted(url, write_prompts(tmp_path / "p.jsonl", 2))
+        assert 0 == llmq("batch", "pause", batch_id, url=url).code
+        assert 0 == llmq("pause", "batch", url=url).code
+        told = llmq("why", batch_id, "--json", url=url).json
+        assert (True, "batch", "in_progress") == (told["blocked"], told["kind"], told["state"])
+        assert {"batch_paused", "class_paused", "no_worker"} == {one["code"] for one in told["reasons"]}
+        said = llmq("why", batch_id, url=url).out
+        assert f"* the batch is paused; let it go on: llmq batch resume {batch_id}" in said
+        assert 0 == llmq("batch", "resume", batch_id, url=url).code
+        assert 0 == llmq("resume", "batch", url=url).code
+        assert 0 == llmq("worker", "--engine", QUICK, "--until-empty", url=url).code
+        assert "completed: 2 lines, 0 failed" in llmq("why", batch_id, url=url).out
+
+    def test_an_unknown_id_is_said(self, url: str) -> None:
+        """It is exit 2."""
+        done = llmq("why", "nope", url=url)
+        assert 2 == done.code
+        assert "no job and no batch" in done.error
