@@ -14,7 +14,23 @@ from typing import Annotated
 
 import typer
 
-from llmq.cli import ask, batch, config, dead, drain, health, job, policy, run, server, status, submit, why, worker
+from llmq.cli import (
+    ask,
+    batch,
+    config,
+    dead,
+    doctor,
+    drain,
+    health,
+    job,
+    policy,
+    run,
+    server,
+    status,
+    submit,
+    why,
+    worker,
+)
 from llmq.cli.errors import DEBUG, USAGE, guard
 from llmq.cli.options import Json
 
@@ -104,6 +120,7 @@ def build() -> typer.Typer:
     root.command()(policy.rate)
     root.command("set")(policy.set_value)
     root.command()(config.config)
+    root.command()(doctor.doctor)
     root.command()(health.health)
     root.add_typer(_noun("The embedded server of this user and host.", server.register), name="server")
     return root

@@ -1,4 +1,4 @@
-"""The verbs that keep a queue well (dead, drain, health, why), as people and scripts use them on a real server."""
+"""The verbs that keep a queue well, on a real server: dead, drain, health, why, doctor."""
 
 from __future__ import annotations
 
@@ -224,3 +224,36 @@ class TestWhy:
         done = llmq("why", "nope", url=url)
         assert 2 == done.code
         assert "no job and no batch" in done.error
+
+
+class TestDoctor:
+    """`llmq doctor`: what breaks queues in the field."""
+
+    def test_all_is_fine_with_a_durable_server_and_a_worker(self, own_server: OwnServer) -> None:
+        """Each thing is named; it is exit 0, and nothing stays behind."""
+        url = own_server().url
+        with started("worker", "--engine", QUICK, url=url) as worker:
+            worker.until("ready ")
+            done = llmq("doctor", "--engine", QUICK, url=url)
+            assert (0, False) == (done.code, "WRONG" in done.out), done.out
+            found = llmq("doctor", "--json", url=url)
+        assert (0, True) == (found.code, found.json["fine"])
+        checks = ["server", "settings", "memory", "latency", "clock", "scripts", "claim", "workers"]
+        assert checks == [one["check"] for one in found.json["findings"]]
+        assert [*checks, "engine"] == [line.split()[1] for line in done.out.splitlines()]
+
+    def test_what_is_wrong_is_said_with_what_to_type(self, own_server: OwnServer) -> None:
+        """A server that may lose jobs (F-026, F-094), no worker, no engine: exit 1."""
+        url = own_server("--appendonly", "no", "--save", "", "--maxmemory-policy", "allkeys-lru").url
+        done = llmq("doctor", "--engine", f"http://127.0.0.1:{free_port()}", url=url)
+        assert 1 == done.code
+        wrong = [line.split()[1] for line in done.out.splitlines() if line.startswith("WRONG")]
+        assert ["settings", "settings", "workers", "engine"] == wrong
+        assert "-> type CONFIG SET appendonly yes" in done.out
+        assert "-> llmq worker --gpu 0" in done.out
+
+    def test_a_server_that_cannot_be_reached_is_a_finding(self) -> None:
+        """What needs no Redis is looked at all the same."""
+        done = llmq("doctor", "--redis", f"redis://127.0.0.1:{free_port()}", "--engine", QUICK, "--json")
+        assert 1 == done.code
+        assert [("server", False), ("engine", True)] == [(one["check"], one["fine"]) for one in done.json["findings"]]
