@@ -109,7 +109,7 @@ def build() -> typer.Typer:
     root.command()(ask.ask)
     root.command()(worker.worker)
     root.add_typer(_noun("Look at batches, take their results, and change them.", batch.register), name="batch")
-    root.add_typer(_noun("Look at one single job, or cancel it.", job.register), name="job")
+    root.add_typer(_noun("Look at one single job, cancel or delete it.", job.register), name="job")
     root.command()(why.why)
     root.add_typer(_noun("Jobs that were given up: look, run again, delete.", dead.register), name="dead")
     root.command()(status.status)

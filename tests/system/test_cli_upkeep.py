@@ -1,4 +1,4 @@
-"""The verbs that keep a queue well, on a real server: dead, drain, health, why, doctor."""
+"""The verbs that keep a queue well, on a real server: dead, drain, health, why, doctor, job delete."""
 
 from __future__ import annotations
 
@@ -257,3 +257,22 @@ class TestDoctor:
         done = llmq("doctor", "--redis", f"redis://127.0.0.1:{free_port()}", "--engine", QUICK, "--json")
         assert 1 == done.code
         assert [("server", False), ("engine", True)] == [(one["check"], one["fine"]) for one in done.json["findings"]]
+
+
+class TestJobDelete:
+    """`llmq job delete`: what is left of a job."""
+
+    def test_an_answer_is_deleted_and_a_living_job_is_not(self, url: str) -> None:
+        """Private text goes when it is to go; whoever waits is not robbed of the end."""
+        with started("ask", "hello", url=url) as ask:
+            ask.until("no worker serves")
+            with client_of(url) as client:
+                (key,) = client.scan_iter(match=KEYS.job("*"))
+            job_id = key.decode().rpartition(":")[2]
+            refused = llmq("job", "delete", job_id, url=url)
+            assert 2 == refused.code
+            assert f"llmq job cancel {job_id}" in refused.error
+            assert 0 == llmq("worker", "--engine", QUICK, "--until-empty", url=url).code
+            assert 0 == ask.end().code
+        assert llmq("job", "delete", job_id, "--json", url=url).json == {"id": job_id, "deleted": True}
+        assert [2, 2] == [llmq("job", verb, job_id, url=url).code for verb in ("show", "delete")]
