@@ -90,11 +90,11 @@ def _needs_verb(context: typer.Context) -> None:
         raise typer.Exit(USAGE)
 
 
-def _app(callback: Callable[..., None]) -> typer.Typer:
+def _app(callback: Callable[..., None], *, completion: bool = False) -> typer.Typer:
     return typer.Typer(
         callback=callback,
         invoke_without_command=True,
-        add_completion=False,
+        add_completion=completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings=_CONTEXT,
@@ -103,7 +103,7 @@ def _app(callback: Callable[..., None]) -> typer.Typer:
 
 def build() -> typer.Typer:
     """Put the commands together, in the order in which help lists them."""
-    root = _app(_root)
+    root = _app(_root, completion=True)
     root.command()(run.run)
     root.command("submit-batch")(submit.submit_batch)
     root.command()(ask.ask)

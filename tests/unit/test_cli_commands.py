@@ -67,6 +67,15 @@ def test_every_command_has_help_that_fits_80_columns(line: Line, words: tuple[st
         assert " ".join(("llmq", *words)) in done.out.partition("Example")[2]
 
 
+def test_the_shell_completes_commands(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script for a shell is printed, and what it asks is answered."""
+    assert "complete -o default -F _llmq_completion llmq" in line("--show-completion", "bash").out
+    for name, value in {"_LLMQ_COMPLETE": "complete_bash", "COMP_WORDS": "llmq batch re", "COMP_CWORD": "2"}.items():
+        monkeypatch.setenv(name, value)
+    done = line()
+    assert (0, ["results", "resume", "retry"]) == (done.code, sorted(done.out.split()))
+
+
 def test_the_version_is_the_package_s(line: Line) -> None:
     """`llmq --version` prints one line."""
     done = line("--version")
