@@ -225,7 +225,8 @@ def _of_fleet(queue: QueueView) -> Iterator[Reason]:
     serving = [worker for worker in alive if worker.state != DRAINING]
     if not serving:
         there = "those there are drain" if alive else "there is none"
-        yield Reason("no_worker", f"no worker serves queue {queue.name} ({there}): llmq worker --gpu 0", True)
+        start = "llmq worker --gpu 0" + (f" --queue {queue.name}" if queue.name != "default" else "")
+        yield Reason("no_worker", f"no worker serves queue {queue.name} ({there}): {start}", True)
     elif not _ready(queue):
         states = ", ".join(sorted({worker.state for worker in serving}))
         yield Reason("no_engine", f"no worker is ready: {states}; see: llmq workers", True)

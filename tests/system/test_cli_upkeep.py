@@ -123,7 +123,10 @@ class TestDrain:
         assert {"worker": found["id"], "already_draining": True, "gone": True} == done.json
         record = llmq("batch", "show", batch_id, "--json", url=url).json
         assert (0, 0) == (record["running"], record["request_counts"]["failed"])
-        assert 8 == record["waiting"] + record["request_counts"]["completed"]
+        # It was asked a second time while it drained, which to a worker would mean: hand back at once.
+        completed = record["request_counts"]["completed"]
+        assert completed >= 2
+        assert 8 == completed + record["waiting"]
 
     def test_a_worker_that_is_not_there_is_said(self, url: str) -> None:
         """The line names those that are."""

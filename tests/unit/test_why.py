@@ -97,7 +97,7 @@ class TestJob:
     @pytest.mark.parametrize(
         ("states", "code", "text"),
         [
-            ((), "no_worker", "there is none"),
+            ((), "no_worker", "(there is none): llmq worker --gpu 0 --queue q"),
             (("silent",), "no_worker", "there is none"),
             (("draining", "silent"), "no_worker", "those there are drain"),
             (("engine_down", "starting", "draining"), "no_engine", "engine_down, starting"),
