@@ -14,22 +14,25 @@ from llmq.cli.errors import Interrupted
 from llmq.cli.options import Json, Queue, RedisUrl, Tenant
 from llmq.cli.render import notice, print_json
 from llmq.cli.running import run_async
-from llmq.cli.session import load
+from llmq.cli.session import load, worker_command
 from llmq.scheduler.client import AsyncClient
 from llmq.scheduler.errors import LLMQError, UsageError
 from llmq.scheduler.fleet import SILENT, read_workers
 from llmq.scheduler.handles import AsyncJobHandle
-from llmq.scheduler.settings import Settings
+from llmq.scheduler.settings import Loaded
 
 #: A wait of this length is worth a word on who serves.
 _NOTE_AFTER_S = 2.0
+
+#: What the simulated GPU signs its answers with.
+_SIMULATED = "simulated"
 
 #: How long a cancel may take when somebody wants to leave.
 _CANCEL_S = 2.0
 
 
 def ask(
-    text: Annotated[str, typer.Argument(metavar="TEXT|-", help="The question; - is stdin.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The question; - is stdin.")],
     model: Annotated[str | None, typer.Option("--model", "-m", metavar="M", help="The model (the engine's).")] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")] = None,
     max_tokens: Annotated[
@@ -40,7 +43,9 @@ def ask(
     redis: RedisUrl = None,
     json: Json = False,
 ) -> None:
-    """Ask one question and print the answer as it comes. Ctrl-C cancels it.
+    """Ask one question and print the answer as it comes.
+
+    Ctrl-C cancels it. Ends with 1 when the engine refused it or nobody answered in time.
 
     \b
     Examples:
@@ -49,12 +54,12 @@ def ask(
       llmq ask "1 + 1?" --json
     """
     question = _question(text)
-    settings = load(queue=queue, tenant=tenant, redis_url=redis).settings
+    loaded = load(queue=queue, tenant=tenant, redis_url=redis)
     messages = [{"role": "system", "content": system}] if system else []
     body: dict[str, Any] = {"messages": [*messages, {"role": "user", "content": question}]}
     body |= {"model": model} if model else {}
     body |= {"max_tokens": max_tokens} if max_tokens else {}
-    run_async(lambda: _ask(settings, body, json))
+    run_async(lambda: _ask(loaded, body, json))
 
 
 def _question(text: str) -> str:
@@ -68,10 +73,11 @@ def _question(text: str) -> str:
     return text
 
 
-async def _ask(settings: Settings, body: dict[str, Any], json: bool) -> None:
+async def _ask(loaded: Loaded, body: dict[str, Any], json: bool) -> None:
+    settings = loaded.settings
     async with AsyncClient(settings.redis_url, queue=settings.queue, tenant=settings.tenant) as client:
         job = await client.submit(body)
-        noting = asyncio.create_task(_note_no_worker(client, settings.queue))
+        noting = asyncio.create_task(_note_no_worker(client, loaded))
         try:
             if json:
                 result = await job.result()
@@ -87,6 +93,9 @@ async def _ask(settings: Settings, body: dict[str, Any], json: bool) -> None:
                 )
             else:
                 await _print_stream(job, noting)
+                result = await job.result()
+            if isinstance(result.body, dict) and result.body.get("system_fingerprint") == _SIMULATED:
+                notice("note: the engine is simulated: its answers are noise")
         except asyncio.CancelledError:
             await _cancel(job)
             raise Interrupted(f"interrupted; job {job.id} is cancelled") from None
@@ -112,13 +121,13 @@ async def _print_stream(job: AsyncJobHandle, noting: asyncio.Task[None]) -> None
             sys.stdout.write("\n")
 
 
-async def _note_no_worker(client: AsyncClient, queue: str) -> None:
+async def _note_no_worker(client: AsyncClient, loaded: Loaded) -> None:
     """After a while without an answer, say whether there is anybody to give one."""
     await asyncio.sleep(_NOTE_AFTER_S)
     with contextlib.suppress(LLMQError):
         if all(worker.state == SILENT for worker in await read_workers(await client.queue())):
-            option = "" if queue == "default" else f" --queue {queue}"
-            notice(f"note: no worker serves queue {queue} now; waiting for one: llmq worker --gpu 0{option}")
+            queue = loaded.settings.queue
+            notice(f"note: no worker serves queue {queue} now; waiting for one: {worker_command(loaded, queue)}")
 
 
 async def _cancel(job: AsyncJobHandle) -> None:

@@ -12,9 +12,9 @@ import typer
 
 from llmq.cli import batch_changes, batch_results
 from llmq.cli.options import BatchId, Json, Queue, RedisUrl
-from llmq.cli.render import age, notice, print_facts, print_json, print_table
+from llmq.cli.render import age, command, notice, print_facts, print_json, print_table
 from llmq.cli.running import run_async
-from llmq.cli.session import load, with_batches
+from llmq.cli.session import load, where_options, with_batches
 from llmq.scheduler.batch_record import BatchRecord
 from llmq.scheduler.units import format_count
 
@@ -34,14 +34,15 @@ def ls(
       llmq batch ls
       llmq batch ls --queue llama-70b --json
     """
-    settings = load(queue=queue, redis_url=redis).settings
-    records = run_async(lambda: with_batches(settings, lambda batches: batches.ls(limit)))
+    loaded = load(queue=queue, redis_url=redis)
+    records = run_async(lambda: with_batches(loaded.settings, lambda batches: batches.ls(limit)))
     if json:
-        print_json({"queue": settings.queue, "batches": [record.to_json() for record in records]})
+        print_json({"queue": loaded.settings.queue, "batches": [record.to_json() for record in records]})
     elif records:
         print_table(_COLUMNS, [_row(record) for record in records])
     else:
-        notice(f"queue {settings.queue} has no batches; submit one: llmq submit-batch FILE")
+        submit = command("llmq", "submit-batch", "FILE", *where_options(loaded))
+        notice(f"queue {loaded.settings.queue} has no batches; submit one: {submit}")
 
 
 def show(batch_id: BatchId, queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> None:

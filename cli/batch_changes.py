@@ -9,15 +9,14 @@ import typer
 from llmq.cli.asking import confirm
 from llmq.cli.options import BatchId, Json, Queue, RedisUrl, Yes
 from llmq.cli.progress import meter
-from llmq.cli.render import count_of, notice, print_json, print_line
-from llmq.cli.results import command
+from llmq.cli.queueing import say_who_serves, show
+from llmq.cli.render import command, count_of, notice, print_json, print_line
 from llmq.cli.running import run_async
-from llmq.cli.session import load, where_options, with_batches
+from llmq.cli.session import load, open_session, where_options, with_batches
 from llmq.cli.submit import parse_window
 from llmq.scheduler.batch_record import BatchRecord
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.errors import UsageError
-from llmq.scheduler.feeding import FeedProgress
 
 
 def pause(batch_id: BatchId, queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> None:
@@ -67,15 +66,17 @@ def retry(
     seconds = parse_window(window)
     loaded = load(queue=queue, redis_url=redis)
 
-    async def work(batches: Batches) -> BatchRecord:
-        with meter("queueing", total=(await batches.show(batch_id)).failed) as shown:
+    async def work() -> BatchRecord:
+        async with open_session(loaded.settings, warnings=True) as session:
+            batches = Batches(session.queue)
+            with meter("queueing", total=(await batches.show(batch_id)).failed) as shown:
+                record = await batches.retry(
+                    batch_id, window=seconds, wait=not no_wait, on_progress=lambda now: show(shown, now)
+                )
+            await say_who_serves(session.queue, frozenset(), loaded)
+            return record
 
-            def show(progress: FeedProgress) -> None:
-                shown.update(progress.lines, note=progress.state.value)
-
-            return await batches.retry(batch_id, window=seconds, wait=not no_wait, on_progress=show)
-
-    record = run_async(lambda: with_batches(loaded.settings, work))
+    record = run_async(work)
     if json:
         print_json(record.to_json())
     else:

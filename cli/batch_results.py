@@ -9,8 +9,8 @@ import typer
 
 from llmq.cli.errors import SOME_FAILED, Interrupted
 from llmq.cli.options import BatchId, Json, Ordered, Out, Queue, RedisUrl
-from llmq.cli.render import notice, print_json
-from llmq.cli.results import JsonResults, collect, command, say_ended
+from llmq.cli.render import command, notice, print_json
+from llmq.cli.results import JsonResults, collect, say_ended
 from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session, where_options
 from llmq.scheduler.batches import Batches
@@ -72,7 +72,7 @@ def results(
     except Interrupted:
         raise Interrupted(f"interrupted; the batch goes on. Its results: {command(*words, '--follow')}") from None
     if collected.complete and out is not None:
-        say_ended(collected, out, loaded)
+        say_ended(collected, out, where_options(loaded))
     elif not collected.complete and not follow:
         again = command(*words, "--follow")
         notice(f"note: the batch is {collected.status}; these are its results so far. To its end: {again}")

@@ -9,8 +9,7 @@ import typer
 
 from llmq.cli.asking import confirm
 from llmq.cli.options import Json, Queue, RedisUrl, Yes
-from llmq.cli.render import age, count_of, notice, print_facts, print_json, print_line, print_table, warn
-from llmq.cli.results import command
+from llmq.cli.render import age, command, count_of, notice, print_facts, print_json, print_line, print_table, warn
 from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session, where_options
 from llmq.scheduler.dead import DeadLetter, DeadLetters, Retried

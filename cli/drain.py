@@ -10,8 +10,7 @@ import typer
 
 from llmq.cli.errors import Interrupted
 from llmq.cli.options import Json, Queue, RedisUrl
-from llmq.cli.render import notice, print_json, print_line
-from llmq.cli.results import command
+from llmq.cli.render import command, notice, print_json, print_line
 from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session, where_options
 from llmq.scheduler.errors import LLMQError, NotFoundError

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -33,6 +34,15 @@ DEBUG = "LLMQ_DEBUG"
 
 #: The base of the errors of typer's parser; typer has no public name for it, and its module differs by version.
 ParserError = cast(type[Exception], typer.BadParameter.__bases__[0])
+
+
+#: What typer's validators say, in our words; versions of typer differ, so each is a pattern that may find nothing.
+_WORDS = (
+    (re.compile(r"Value error, "), ""),
+    (re.compile(r"Input should be a valid integer(, unable to parse .*)?"), "expected a whole number"),
+    (re.compile(r"Input should be a valid number(, unable to parse .*)?"), "expected a number"),
+    (re.compile(r"Input should be greater than or equal to (\S+)"), r"expected \1 or more"),
+)
 
 
 class Interrupted(Exception):
@@ -99,7 +109,8 @@ def _usage(error: Exception) -> str:
     message = str(getattr(error, "format_message", lambda: str(error))())
     if message.startswith("Usage:"):
         return message
-    message = message.replace("Value error, ", "")  # what a validator of typer's puts in front
+    for theirs, ours in _WORDS:
+        message = theirs.sub(ours, message)
     see = f"; see {context.command_path} --help" if context is not None else ""
     return f"error: {message[:1].lower()}{message[1:].rstrip('.')}{see}"
 

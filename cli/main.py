@@ -1,147 +1,45 @@
-"""The entry point: the tree of commands, and the one place where the command line becomes a process.
+"""The entry point: runs what was typed, and ends the process with the exit code that the outcome means (`errors.py`).
 
-A verb's function stands in the module of its noun; here they are only put together. `main` runs what was typed and
-ends the process with the exit code that the outcome means (`cli/errors.py`).
+The commands (`commands.py`) are loaded within it, because loading takes the better part of a second: whoever presses
+Ctrl-C by then is told so, and not where Python was.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib.metadata import version as version_of
-from typing import Annotated
+from collections.abc import Sequence
 
-import typer
-
-from llmq.cli import (
-    ask,
-    batch,
-    config,
-    dead,
-    doctor,
-    drain,
-    health,
-    job,
-    policy,
-    run,
-    server,
-    status,
-    submit,
-    why,
-    worker,
-)
-from llmq.cli.errors import DEBUG, USAGE, guard
-from llmq.cli.options import Json
-
-#: The terminal that help is set for, at most.
-_WIDTH = 80
-
-_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": _WIDTH}
-
-
-def _print_version(given: bool) -> None:
-    if given:
-        sys.stdout.write(f"llmq {version_of('llmq-streams')}\n")
-        raise typer.Exit
-
-
-def _root(
-    context: typer.Context,
-    json: Json = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    """A job queue on Redis that lets chat and batch LLM work share the same GPUs.
-
-    \b
-    One machine, no server needed:
-      llmq run prompts.jsonl -o results.jsonl
-
-    \b
-    A fleet (LLMQ_REDIS_URL says where Redis is):
-      llmq worker --gpu 0                  one per GPU
-      llmq submit-batch prompts.jsonl      queue a file of prompts
-      llmq ask "Why is the sky blue?"      chat; goes before batch
-
-    \b
-    Exit codes: 0 well, 1 unexpected, 2 usage or bad input, 3 some lines failed,
-    4 Redis or engine not reachable, 5 queue full, 130 interrupted.
-    """
-    _needs_verb(context)
-
-
-def _noun(text: str, register: Callable[[typer.Typer], None]) -> typer.Typer:
-    """Return the app of a noun; the noun itself takes `--json` for its verbs and does nothing else."""
-
-    def noun(context: typer.Context, json: Json = False) -> None:
-        _needs_verb(context)
-
-    noun.__doc__ = text
-    app = _app(noun)
-    register(app)
-    return app
-
-
-def _needs_verb(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(USAGE)
-
-
-def _app(callback: Callable[..., None], *, completion: bool = False) -> typer.Typer:
-    return typer.Typer(
-        callback=callback,
-        invoke_without_command=True,
-        add_completion=completion,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings=_CONTEXT,
-    )
-
-
-def build() -> typer.Typer:
-    """Put the commands together, in the order in which help lists them."""
-    root = _app(_root, completion=True)
-    root.command()(run.run)
-    root.command("submit-batch")(submit.submit_batch)
-    root.command()(ask.ask)
-    root.command()(worker.worker)
-    root.add_typer(_noun("Look at batches, take their results, and change them.", batch.register), name="batch")
-    root.add_typer(_noun("Look at one single job, cancel or delete it.", job.register), name="job")
-    root.command()(why.why)
-    root.add_typer(_noun("Jobs that were given up: look, run again, delete.", dead.register), name="dead")
-    root.command()(status.status)
-    root.command()(status.workers)
-    root.command()(drain.drain)
-    root.command()(policy.pause)
-    root.command()(policy.resume)
-    root.command()(policy.rate)
-    root.command("set")(policy.set_value)
-    root.command()(config.config)
-    root.command()(doctor.doctor)
-    root.command()(health.health)
-    root.add_typer(_noun("The embedded server of this user and host.", server.register), name="server")
-    return root
-
-
-app = build()
+#: As in `errors.py`, which is not loaded yet when it is needed.
+_INTERRUPTED = 130
 
 
 def run_line(arguments: Sequence[str], *, debug: bool = False) -> int:
     """Run one command line and return its exit code."""
-    return guard(lambda: _end(app(list(arguments), prog_name="llmq", standalone_mode=False)), debug=debug)
+    import typer
+
+    from llmq.cli.commands import app
+    from llmq.cli.errors import guard
+
+    def command() -> None:
+        # Without its standalone mode the parser returns the code of an Exit that was raised, and a verb's own value.
+        code = app(list(arguments), prog_name="llmq", standalone_mode=False)
+        if isinstance(code, int) and code:
+            raise typer.Exit(code)
+
+    return guard(command, debug=debug)
 
 
 def main() -> None:
     """Run what was typed; the entry point of `llmq`."""
-    # Taken out of the environment: it is no setting, and a variable that no setting goes by is refused.
-    debug = os.environ.pop(DEBUG, "") not in ("", "0")
-    sys.exit(run_line(sys.argv[1:], debug=debug))
+    try:
+        from llmq.cli.errors import DEBUG
 
-
-def _end(code: object) -> None:
-    # Without its standalone mode the parser returns the code of an Exit that was raised, and a verb's own value.
-    if isinstance(code, int) and code:
-        raise typer.Exit(code)
+        # Taken out of the environment: it is no setting, and a variable that no setting goes by is refused.
+        debug = os.environ.pop(DEBUG, "") not in ("", "0")
+        code = run_line(sys.argv[1:], debug=debug)
+    except KeyboardInterrupt:
+        # While the commands were loaded; what a command raises does not get here.
+        sys.stderr.write("interrupted\n")
+        code = _INTERRUPTED
+    sys.exit(code)

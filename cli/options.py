@@ -49,7 +49,9 @@ Concurrency = Annotated[
 
 Grace = Annotated[
     str | None,
-    typer.Option("--grace", metavar="S", help="How long running requests may go on after the first Ctrl-C."),
+    typer.Option(
+        "--grace", metavar="TIME", help="How long running requests may go on after SIGTERM or Ctrl-C (default: 30s)."
+    ),
 ]
 
 Model = Annotated[str | None, typer.Option("--model", "-m", metavar="M", help="Put this model in place of the lines'.")]

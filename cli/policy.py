@@ -17,11 +17,13 @@ from llmq.scheduler.live import LiveValue, live_setting
 from llmq.scheduler.queue import Queue as JobQueue
 from llmq.scheduler.units import format_rate, parse_rate
 
-ClassName = Annotated[TrafficClass, typer.Argument(metavar="batch|interactive", help="Which jobs.")]
+ClassName = Annotated[TrafficClass, typer.Argument(metavar="CLASS", help="Which jobs: batch or interactive.")]
 
 
 def rate(
-    rate: Annotated[str | None, typer.Argument(metavar="[N/s|N/m|N/h|Ntok/s|off]", help="The new rate.")] = None,
+    rate: Annotated[
+        str | None, typer.Argument(metavar="RATE", help="The new rate: N/s, N/m, N/h, Ntok/s or off.")
+    ] = None,
     burst: Annotated[
         float | None, typer.Option("--burst", metavar="B", help="Starts at once after a pause (default: 1 s worth).")
     ] = None,
@@ -103,8 +105,8 @@ def _set_paused(cls: TrafficClass, paused: bool, queue: str | None, redis: str |
 
 
 def set_value(
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="The setting; without it all are listed.")] = None,
-    value: Annotated[str | None, typer.Argument(metavar="[VALUE]", help="Its value, or default.")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="The setting; without it all are listed.")] = None,
+    value: Annotated[str | None, typer.Argument(metavar="VALUE", help="Its value, or default.")] = None,
     queue: Queue = None,
     redis: RedisUrl = None,
     json: Json = False,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 
 from llmq.cli.errors import Interrupted
-from llmq.cli.progress import meter
+from llmq.cli.progress import Meter, meter
 from llmq.cli.render import notice, warn
+from llmq.cli.session import worker_command
 from llmq.scheduler.batch_record import BatchRecord
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.feeding import FeedProgress, FeedState
 from llmq.scheduler.fleet import SILENT, read_workers
 from llmq.scheduler.lines import Checked, InputFile, read_lines
 from llmq.scheduler.queue import Queue
+from llmq.scheduler.settings import Loaded
 
 #: What a body may say instead of a model's name: the first one of the engine is meant.
 ANY_MODEL = "default"
@@ -30,25 +32,26 @@ async def feed(
     lines = read_lines(file, checked, after=record.next_line - 1)
     try:
         with meter("queueing", total=checked.lines, begin=record.lines) as shown:
-
-            def show(progress: FeedProgress) -> None:
-                waits = progress.state not in (FeedState.QUEUEING, FeedState.SEALED)
-                shown.update(progress.lines, note=progress.state.value if waits else "")
-
-            await batches.feed(record.id, lines, wait=wait, on_progress=show)
+            await batches.feed(record.id, lines, wait=wait, on_progress=lambda now: show(shown, now))
     except asyncio.CancelledError:
         raise Interrupted(f"interrupted; what was queued runs. Queue the rest: {again}") from None
 
 
-async def say_who_serves(queue: Queue, models: frozenset[str]) -> None:
-    """Warn of models that no worker lists, and note when there is no worker."""
+def show(shown: Meter, progress: FeedProgress) -> None:
+    """Move a meter to where a feed is, with what it waits for."""
+    waits = progress.state not in (FeedState.QUEUEING, FeedState.SEALED)
+    shown.update(progress.lines, note=progress.state.value if waits else "")
+
+
+async def say_who_serves(queue: Queue, models: frozenset[str], loaded: Loaded) -> None:
+    """Warn of models that no worker lists; note when there is no worker, and when one is simulated."""
     alive = [worker for worker in await read_workers(queue) if worker.state != SILENT]
     if not alive:
-        notice(
-            f"note: no worker serves queue {queue.name} now; lines wait until one does: llmq worker --gpu 0"
-            + (f" --queue {queue.name}" if queue.name != "default" else "")
-        )
+        serve = worker_command(loaded, queue.name)
+        notice(f"note: no worker serves queue {queue.name} now; lines wait until one does: {serve}")
         return
+    if any(worker.simulated for worker in alive):
+        notice(f"note: queue {queue.name} has a simulated engine: its answers are noise")
     listed = {model for worker in alive for model in worker.models}
     if unknown := sorted(models - listed - {ANY_MODEL}):
         warn(

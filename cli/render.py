@@ -1,11 +1,12 @@
 """What commands print: tables and facts for people, one JSON object for programs.
 
-On a terminal tables are drawn by rich and fit its width; piped they are plain columns, never cut. Notices go to
+On a terminal tables are drawn by rich, the last column folded; piped they are plain columns, never cut. Notices go to
 stderr, so that stdout is the answer and nothing else.
 """
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from llmq.cli.progress import format_time
+
+#: A last column is folded into this width or more; where there is less, the terminal breaks the whole line.
+_FOLDED_FROM = 20
 
 
 def print_json(value: object) -> None:
@@ -38,9 +42,14 @@ def warn(text: str) -> None:
     notice(f"warning: {text}")
 
 
+def command(*words: object) -> str:
+    """Return a command line to type, quoted for the shell."""
+    return shlex.join(str(word) for word in words)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows under headings. A heading that ends in `>` is of a column of numbers, set to the right."""
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and _last_column_fits(columns, rows, Console(file=sys.stdout).width):
         _print_drawn(columns, rows)
     else:
         _print_plain(columns, rows)
@@ -69,11 +78,21 @@ def plural(noun: str) -> str:
     return f"{noun}es" if noun.endswith("ch") else f"{noun}s"
 
 
+def _last_column_fits(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> bool:
+    """Whether the last column has room beside the others, which are never broken; a text may be folded."""
+    *others, last = (max(map(len, cells)) for cells in zip(columns, *rows, strict=True))
+    room = width - sum(other + len("  ") for other in others)
+    return room >= (last if columns[-1].endswith(">") else min(last, _FOLDED_FROM))
+
+
 def _print_drawn(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        right = column.endswith(">")
-        table.add_column(column.rstrip(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    for place, column in enumerate(columns, start=1):
+        right, last = column.endswith(">"), place == len(columns)
+        # Ids are copied into the next command: only what stands last, a text, is broken.
+        table.add_column(
+            column.rstrip(">"), justify="right" if right else "left", no_wrap=right or not last, overflow="fold"
+        )
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     Console(file=sys.stdout, highlight=False).print(table)

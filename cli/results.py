@@ -7,21 +7,19 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
 import orjson
 
 from llmq.cli.progress import Meter, format_time, meter
-from llmq.cli.render import count_of, notice
-from llmq.cli.session import where_options
+from llmq.cli.render import command, count_of, notice
 from llmq.scheduler.batch_record import BatchRecord
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.collecting import Collected, Which, collect_to_file
 from llmq.scheduler.outage import REDIS_ERRORS
 from llmq.scheduler.output import Output
-from llmq.scheduler.settings import Loaded
 
 #: Between two looks at a batch that is only waited for.
 _LOOK_S = 1.0
@@ -120,23 +118,21 @@ def show(shown: Meter, record: BatchRecord) -> None:
     shown.update(record.done, total=record.total, note="; ".join(note for note in notes if note))
 
 
-def say_ended(collected: Collected, out: Path | None, loaded: Loaded, *, simulated: bool = False) -> None:
-    """Print the last lines of a batch: how many are good, LLM tokens, time, where they are, and what to do next."""
+def say_ended(collected: Collected, out: Path | None, where: Sequence[str], *, simulated: bool = False) -> None:
+    """Print the last lines of a batch: how many are good, LLM tokens, time, and what to do next.
+
+    `where` are the options that lead the next command to the batch.
+    """
     tokens = f"{collected.prompt_tokens:,} prompt and {collected.completion_tokens:,} completion tokens"
-    where = f"; results in {out}" if out else ""
+    place = f"; results in {out}" if out else ""
     engine = " (simulated)" if simulated else ""
     notice(
         f"{collected.status}{engine}: {count_of(collected.ok, 'line')} ok, {collected.failed:,} failed; {tokens}; "
-        f"{format_time(collected.seconds)}{where}"
+        f"{format_time(collected.seconds)}{place}"
     )
     if collected.failed:
-        retry = command("llmq", "batch", "retry", collected.batch_id, *where_options(loaded))
+        retry = command("llmq", "batch", "retry", collected.batch_id, *where)
         notice(f"run the failed lines again: {retry}")
-
-
-def command(*words: object) -> str:
-    """Return a command line to type, quoted for the shell."""
-    return shlex.join(str(word) for word in words)
 
 
 def _failed(failed: int) -> str:

@@ -7,19 +7,20 @@ after the file's digest: so the same command again finds what an earlier one lef
 from __future__ import annotations
 
 import sys
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmq.cli.errors import SOME_FAILED, Interrupted
 from llmq.cli.options import Concurrency, EngineName, Json, MaxLineBytes, Model, Ordered, Out, RedisUrl, SkipBad
 from llmq.cli.prompts import checked_prompts
-from llmq.cli.render import count_of, notice, print_json
-from llmq.cli.results import collect, command, say_ended
+from llmq.cli.render import command, count_of, notice, print_json
+from llmq.cli.results import collect, say_ended
 from llmq.cli.running import run_async
-from llmq.cli.session import Session, load, open_session, where_options
+from llmq.cli.session import Session, load, open_session, redis_option
 from llmq.cli.worker import find
 from llmq.cli.workoff import WorkOff
 from llmq.scheduler.batch_record import BatchRecord
@@ -30,7 +31,11 @@ from llmq.scheduler.lines import Checked, InputFile
 from llmq.scheduler.output import Output, count_ok_failed, is_complete, open_output
 from llmq.scheduler.redis_url import redact
 from llmq.scheduler.settings import Loaded
+from llmq.workers.engines.base import Engine
 from llmq.workers.shutdown import Shutdown
+
+if TYPE_CHECKING:
+    from llmq.workers.engines.discovery import FoundEngine
 
 #: Hex digits of the file's digest that name queue and batch: 64 bits.
 _DIGITS = 16
@@ -67,11 +72,11 @@ class Run:
                 words += [f"--{name.replace('_', '-')}", str(getattr(settings, name))]
         words += ["--model", self.model] if self.model else []
         words += [*(["--ordered"] if self.ordered else []), *(["--skip-bad"] if self.skip_bad else [])]
-        return command(*words, *where_options(self.loaded))
+        return command(*words, *redis_option(self.loaded))
 
 
 def run(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="JSON lines; - is stdin.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines; - is stdin.")],
     out: Out = None,
     engine: EngineName = None,
     concurrency: Concurrency = None,
@@ -86,7 +91,8 @@ def run(
     """Run a file of prompts on this machine; no server needed.
 
     Ctrl-C stops it, and the same command goes on from there; once it is complete, the same command says so. Without
-    -o the results go to stdout, or to FILE.results.jsonl in this folder where stdout is a terminal.
+    -o the results go to stdout, or to FILE.results.jsonl in this folder where stdout is a terminal. The batch stands
+    in a queue of its own, run-<digest of the file>: llmq batch ls --queue run-...
 
     \b
     Examples:
@@ -137,21 +143,27 @@ async def _run(asked: Run, file: InputFile, checked: Checked, shutdown: Shutdown
         batches = Batches(session.queue)
         earlier = await _earlier(batches, file.digest)
         batch_id = _batch_id(queue, earlier, anew=asked.force)
-        if earlier is not None and asked.force:
-            await _discard(batches, earlier)
-            earlier = None
-        if earlier is not None:
+        if earlier is not None and not asked.force:
             _refuse_other(asked, earlier)
-        source = asked.source(file)
-        with open_output(
-            asked.out, batch_id, source=source, ordered=asked.ordered, force=asked.force, input_file=file
-        ) as out:
-            if earlier is not None and earlier.ended:
-                notice(f"this file was run before ({earlier.status.value}); nothing is run again (--force starts over)")
-                collected, simulated = await collect(batches, earlier, out), False
+        async with AsyncExitStack() as opened:
+            found: FoundEngine | None = None
+            if earlier is None or not earlier.ended or asked.force:
+                # Before anything is overwritten or begun: a run without an engine must not cost an earlier one.
+                found = await find(asked.loaded.settings)
+                opened.push_async_callback(found.engine.close)
+            source, ordered, force = asked.source(file), asked.ordered, asked.force
+            out = open_output(asked.out, batch_id, source=source, ordered=ordered, force=force, input_file=file)
+            opened.enter_context(out)
+            if found is not None:
+                if earlier is not None and asked.force:
+                    await _discard(batches, earlier)
+                collected = await _work_off(asked, session, batch_id, file, checked, out, found.engine, shutdown)
             else:
-                collected, simulated = await _work_off(asked, session, batch_id, file, checked, out, shutdown)
-        say_ended(collected, asked.out, asked.loaded, simulated=simulated)
+                assert earlier is not None
+                notice(f"this file was run before ({earlier.status.value}); nothing is run again (--force starts over)")
+                collected = await collect(batches, earlier, out)
+        simulated = found is not None and found.info.simulated
+        say_ended(collected, asked.out, ("--queue", queue, *redis_option(asked.loaded)), simulated=simulated)
         if asked.json:
             facts = (await batches.show(batch_id)).to_json()
             print_json(facts | {"queue": queue, "output": str(asked.out), "simulated": simulated})
@@ -165,22 +177,19 @@ async def _work_off(
     file: InputFile,
     checked: Checked,
     out: Output,
+    engine: Engine,
     shutdown: Shutdown,
-) -> tuple[Collected, bool]:
-    """Run all lines that have not ended; return what was collected, and whether the engine is simulated."""
-    found = await find(asked.loaded.settings)
+) -> Collected:
+    """Run all lines that have not ended."""
     try:
         batches = Batches(session.queue)
         extra = {"model": asked.model, "engine": asked.engine}
         record = await batches.open(name=Path(file.name).name, digest=file.digest, batch_id=batch_id, extra=extra)
         if record.done:
             notice(f"going on: {record.done:,} of {count_of(checked.lines, 'line')} were done before")
-        collected = await WorkOff(session, record, found.engine, shutdown).run(file, checked, out)
+        return await WorkOff(session, record, engine, shutdown).run(file, checked, out)
     except Interrupted:
         raise Interrupted(f"interrupted; what is done is kept. Go on: {asked.again()}") from None
-    finally:
-        await found.engine.close()
-    return collected, found.info.simulated
 
 
 async def _earlier(batches: Batches, digest: str) -> BatchRecord | None:

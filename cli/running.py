@@ -25,8 +25,15 @@ def run_async(work: Callable[[], Coroutine[Any, Any, T]], shutdown: Shutdown | N
     The first signal cancels it and raises Interrupted, the second ends the process. With `shutdown`, signals ask for
     that instead: once to drain, twice to hand back at once, and the third ends the process.
     """
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_interruptible(work, shutdown))
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_interruptible(work, shutdown))
+    finally:
+        # A loop leaves handlers that do nothing: a question that is asked next could not be left by Ctrl-C.
+        for number, handler in before.items():
+            if handler is not None:  # None: set by what is not Python, and not ours to put back
+                signal.signal(number, handler)
 
 
 async def _interruptible(work: Callable[[], Coroutine[Any, Any, T]], shutdown: Shutdown | None) -> T:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from redis.asyncio import Redis
 
-from llmq.cli.render import warn
+from llmq.cli.render import command, warn
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.connection import check_server, connect, redact, redis_errors
 from llmq.scheduler.embedded import ensure_server
@@ -24,6 +24,9 @@ from llmq.scheduler.server_check import ServerFacts
 from llmq.scheduler.settings import Loaded, Settings, load_settings
 
 T = TypeVar("T")
+
+#: The queue of whoever names none.
+DEFAULT_QUEUE = str(Settings.model_fields["queue"].default)
 
 #: How often a command on the embedded server looks whether it lives.
 SERVER_CHECK_S = 2.0
@@ -46,13 +49,20 @@ def load(**arguments: object) -> Loaded:
 
 def where_options(loaded: Loaded) -> tuple[str, ...]:
     """Return the options that led a command to its queue, for a command line that is to be typed next."""
-    settings = loaded.settings
-    options: tuple[str, ...] = ()
-    if loaded.source("queue") == "argument":
-        options += ("--queue", settings.queue)
-    if settings.redis_url and loaded.source("redis_url") == "argument":
-        options += ("--redis", redact(settings.redis_url))
-    return options
+    queue = ("--queue", loaded.settings.queue) if loaded.source("queue") == "argument" else ()
+    return *queue, *redis_option(loaded)
+
+
+def redis_option(loaded: Loaded) -> tuple[str, ...]:
+    """Return the option that led a command to its Redis; () where the environment, llmq.toml or the default did."""
+    url = loaded.settings.redis_url
+    return ("--redis", redact(url)) if url and loaded.source("redis_url") == "argument" else ()
+
+
+def worker_command(loaded: Loaded, queue: str) -> str:
+    """Return the command that serves a queue; its queue is named, because a worker is often started elsewhere."""
+    name = () if queue == DEFAULT_QUEUE else ("--queue", queue)
+    return command("llmq", "worker", "--gpu", "0", *name, *redis_option(loaded))
 
 
 def find_redis(settings: Settings) -> str:

@@ -8,10 +8,10 @@ from llmq.cli.options import Json, Queue, RedisUrl
 from llmq.cli.progress import format_rate, format_time
 from llmq.cli.render import notice, print_facts, print_json, print_line, print_table
 from llmq.cli.running import run_async
-from llmq.cli.session import load, open_session
+from llmq.cli.session import load, open_session, worker_command
 from llmq.scheduler.fleet import WorkerStatus, read_workers
 from llmq.scheduler.inspect import ClassStatus, QueueStatus, read_status
-from llmq.scheduler.settings import Settings
+from llmq.scheduler.settings import Loaded, Settings
 from llmq.scheduler.units import format_count, format_size
 
 #: Names of models of a worker that a table has room for.
@@ -27,8 +27,8 @@ def status(queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> N
       watch -n 2 llmq status --queue llama-70b
       llmq status --json | jq .latency
     """
-    settings = load(queue=queue, redis_url=redis).settings
-    found = run_async(lambda: _read_status(settings))
+    loaded = load(queue=queue, redis_url=redis)
+    found = run_async(lambda: _read_status(loaded.settings))
     if json:
         print_json(found.to_json())
         return
@@ -42,7 +42,7 @@ def status(queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> N
     print_line()
     print_facts(_facts(found))
     print_line()
-    _print_workers(found.workers, found.queue)
+    _print_workers(found.workers, loaded)
 
 
 def workers(queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> None:
@@ -52,12 +52,12 @@ def workers(queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> 
     Example:
       llmq workers --json
     """
-    settings = load(queue=queue, redis_url=redis).settings
-    found = run_async(lambda: _read_workers(settings))
+    loaded = load(queue=queue, redis_url=redis)
+    found = run_async(lambda: _read_workers(loaded.settings))
     if json:
-        print_json({"queue": settings.queue, "workers": [worker.to_json() for worker in found]})
+        print_json({"queue": loaded.settings.queue, "workers": [worker.to_json() for worker in found]})
     else:
-        _print_workers(found, settings.queue)
+        _print_workers(found, loaded)
 
 
 async def _read_status(settings: Settings) -> QueueStatus:
@@ -116,10 +116,10 @@ def _milliseconds(seconds: float | int | None) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 10 else format_time(seconds)
 
 
-def _print_workers(found: Sequence[WorkerStatus], queue: str) -> None:
+def _print_workers(found: Sequence[WorkerStatus], loaded: Loaded) -> None:
     if not found:
-        option = "" if queue == "default" else f" --queue {queue}"
-        notice(f"queue {queue} has no workers; start one for each GPU: llmq worker --gpu 0{option}")
+        queue = loaded.settings.queue
+        notice(f"queue {queue} has no workers; start one for each GPU: {worker_command(loaded, queue)}")
         return
     columns = ["worker", "gpu", "state", "busy>", "slots>", "cap>", "engine", "models", "seen>"]
     print_table(columns, [_worker_row(worker) for worker in found])

@@ -14,8 +14,8 @@ from llmq.cli.errors import SOME_FAILED, Interrupted
 from llmq.cli.options import Json, MaxLineBytes, Model, Ordered, Out, Queue, RedisUrl, SkipBad, Tenant
 from llmq.cli.prompts import checked_prompts
 from llmq.cli.queueing import feed, say_who_serves
-from llmq.cli.render import count_of, notice, print_json, print_line
-from llmq.cli.results import collect, command, say_ended, wait_for
+from llmq.cli.render import command, count_of, notice, print_json, print_line
+from llmq.cli.results import collect, say_ended, wait_for
 from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session, where_options
 from llmq.scheduler.batch_record import BatchRecord, new_batch_id
@@ -64,7 +64,7 @@ class Submission:
 
 
 def submit_batch(
-    file: Annotated[str, typer.Argument(metavar="FILE|-", help="JSON lines; - is stdin.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines; - is stdin.")],
     queue: Queue = None,
     tenant: Tenant = None,
     model: Model = None,
@@ -148,7 +148,7 @@ async def _submit(asked: Submission, file: InputFile, checked: Checked) -> int:
                 out = open_output(asked.out, batch_id, ordered=asked.ordered, force=asked.force, input_file=file)
                 opened.enter_context(out)
             record = await _open(asked, batches, batch_id, file, checked)
-            await say_who_serves(session.queue, checked.models)
+            await say_who_serves(session.queue, checked.models, asked.loaded)
             await feed(batches, record, file, checked, wait=not asked.no_wait, again=asked.again(batch_id))
             record = await batches.show(batch_id)
             if asked.wait:
@@ -192,7 +192,7 @@ async def _wait(asked: Submission, batches: Batches, record: BatchRecord, out: O
             collected = await collect(batches, record, out, title="running", collector=collector)
     except asyncio.CancelledError:
         raise Interrupted(f"interrupted; the batch goes on. Its results: {asked.collect_later(record.id)}") from None
-    say_ended(collected, asked.out, asked.loaded)
+    say_ended(collected, asked.out, where_options(asked.loaded))
     if asked.json:
         record = await batches.show(record.id)
         output = str(asked.out) if asked.out else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from llmq.cli.options import Concurrency, EngineName, Grace, Json, Queue, RedisU
 from llmq.cli.render import count_of, notice, print_json
 from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session
+from llmq.scheduler.errors import UsageError
 from llmq.scheduler.settings import Settings
 from llmq.workers.shutdown import Shutdown
 from llmq.workers.slots import WorkerReport
@@ -18,6 +20,8 @@ from llmq.workers.worker import WorkerOptions, serve
 
 if TYPE_CHECKING:
     from llmq.workers.engines.discovery import FoundEngine
+
+_LABEL = re.compile(r"[!-~]{1,64}")
 
 
 def worker(
@@ -45,6 +49,10 @@ def worker(
       llmq worker --engine sim --until-empty            a simulated GPU
     """
     loaded = load(engine=engine, queue=queue, concurrency=concurrency, grace=grace, redis_url=redis)
+    _check_label(gpu)
+    slots = loaded.settings.concurrency
+    if reserve is not None and slots is not None and reserve > slots:
+        raise UsageError(f"--reserve: expected at most the concurrency, {slots:,}, got {reserve:,}")
     options = WorkerOptions(
         queue=loaded.settings.queue,
         gpu=gpu,
@@ -60,6 +68,12 @@ def worker(
     else:
         done = f"{count_of(report.ended, 'job')} answered, {report.failed:,} failed, {report.handed_back:,} handed back"
         notice(f"ended {report.worker_id} {done}")
+
+
+def _check_label(gpu: str) -> None:
+    """Refuse a label that would not stay one word of the line `ready`. Raises UsageError."""
+    if not _LABEL.fullmatch(gpu):
+        raise UsageError(f"--gpu: expected a label of 1 to 64 characters without spaces, like 0 or 0,1; got {gpu!r}")
 
 
 async def find(settings: Settings) -> FoundEngine:

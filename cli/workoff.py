@@ -11,13 +11,14 @@ import contextlib
 from typing import Any
 
 from llmq.cli.errors import Interrupted
-from llmq.cli.render import notice
+from llmq.cli.render import count_of, notice
 from llmq.cli.results import collect
 from llmq.cli.session import Session
 from llmq.scheduler.batch_record import BatchRecord
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.collecting import Collected, collect_to_file, collector_of_stream
 from llmq.scheduler.errors import LLMQError
+from llmq.scheduler.feeding import FeedProgress, FeedState
 from llmq.scheduler.fleet import read_workers
 from llmq.scheduler.lines import Checked, InputFile, read_lines
 from llmq.scheduler.outage import REDIS_ERRORS
@@ -30,6 +31,15 @@ from llmq.workers.worker import WorkerOptions, serve
 GRACE_S = 2.0
 
 _RESUME = "give the same command again to go on"
+
+#: What keeps lines from being queued, and what would help.
+_SHORT_OF = {
+    FeedState.WAITING_FOR_ROOM: "the others wait for room in the queue (cap_batch)",
+    FeedState.WAITING_FOR_MEMORY: (
+        "the others wait, because Redis is full: delete batches that are done (llmq batch delete ID), "
+        "or give it more: CONFIG SET maxmemory SIZE"
+    ),
+}
 
 #: Between two looks at the engine's state.
 _LOOK_S = 2.0
@@ -73,10 +83,18 @@ class WorkOff:
         return collecting.result()
 
     async def _feed(self, file: InputFile, checked: Checked) -> None:
-        if not self._record.sealed:
-            await self._batches.feed(
-                self._record.id, read_lines(file, checked, after=self._record.next_line - 1), resume=_RESUME
-            )
+        if self._record.sealed:
+            return
+        lines = read_lines(file, checked, after=self._record.next_line - 1)
+        said = FeedState.QUEUEING
+
+        def show(progress: FeedProgress) -> None:
+            nonlocal said
+            if progress.state in _SHORT_OF and progress.state is not said:
+                notice(f"{count_of(progress.lines, 'line')} queued; {_SHORT_OF[progress.state]}")
+            said = progress.state
+
+        await self._batches.feed(self._record.id, lines, resume=_RESUME, on_progress=show)
 
     async def _serve(self) -> None:
         settings = self._session.settings

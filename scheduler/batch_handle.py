@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from llmq.scheduler.batch_record import BatchRecord
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.connection import redis_errors
+from llmq.scheduler.line_set import LineSet
 from llmq.scheduler.result import LineResult, line_result
 from llmq.scheduler.tasks import within
 
@@ -38,9 +39,11 @@ class AsyncBatchHandle:
         Goes on until the batch has ended; with `follow` False it stops at what is there now. A Redis that goes away in
         between is waited for.
         """
+        taken = LineSet()  # a line whose first result a failover lost has a second one
         with redis_errors(self._url):
             async for _, record in self._batches.results(self._id, follow=follow):
-                yield line_result(record)
+                if taken.add(record.line):
+                    yield line_result(record)
 
     async def wait(self, timeout: float | None = None) -> BatchRecord:
         """Return the record of the batch once it has ended. Raises TimeoutError; the batch then goes on."""

@@ -116,9 +116,9 @@ class Batches:
 
         May be called again after any failure, and beside another producer of the same lines. While the queue or Redis
         is full it waits and says so to `on_progress`; with `wait` False QueueFull or RedisFull is raised then, and the
-        batch is cancelled and deleted if it had no lines before (else it stays, to be fed on). Raises RedisUnavailable when Redis stays away, LLMQError when the batch was
-        ended by somebody; what was queued stays queued. `resume` ends those messages: how to go on, where it is not
-        `llmq submit-batch --resume`.
+        batch is cancelled and deleted if it had no lines before (else it stays, to be fed on). Raises RedisUnavailable
+        when Redis stays away, LLMQError when the batch was ended by somebody; what was queued stays queued. `resume`
+        ends those messages: how to go on, where it is not `llmq submit-batch --resume`.
         """
         record = await self.show(batch_id)
         async with contextlib.aclosing(encode_lines(lines, record.next_line)) as encoded:
@@ -324,4 +324,6 @@ class Batches:
 
 
 def _unknown(batch_id: str) -> NotFoundError:
-    return NotFoundError(f"batch {batch_id}: this queue does not know it; see: llmq batch ls")
+    return NotFoundError(
+        f"batch {batch_id}: this queue does not know it; see: llmq batch ls, or name its queue: --queue NAME"
+    )

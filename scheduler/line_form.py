@@ -110,7 +110,9 @@ def _not_json(raw: bytes, error: orjson.JSONDecodeError) -> BadLine:
         return BadLine(_field(wrong.path), wrong.fault)
     except ValueError:
         pass
-    return BadLine("", f"is not JSON: {error.msg} at column {error.colno}")
+    # Not its column: an end of data is one of the next line to it, behind the line feed.
+    column = min(error.pos, len(text.rstrip())) + 1
+    return BadLine("", f"is not JSON: {error.msg} at column {column}")
 
 
 def _custom_id(value: object) -> str:

@@ -28,6 +28,10 @@ LOOKS_PER_SECOND = 1000
 #: The inbox does not ring for a job that another client submitted: its record is looked at sooner, then less often.
 FOREIGN_LOOK_S = 0.1
 
+#: Looks at the record of a job that may wait for ever, after which it is made sure that its entry is there: half a
+#: minute, since to see an entry is to read the whole job.
+LOOKS_UNTIL_SOUGHT = 16
+
 #: A moment for workers to end a job whose time is over, before the one who waits does.
 OVERDUE_GRACE_S = 0.5
 
@@ -115,7 +119,7 @@ class Lookout:
             self._scan_no_later_than(max(next_look, time.monotonic() + TICK_S))
 
     async def _ended(self, watches: list[Watch]) -> list[Watch]:
-        """Return the jobs that have ended, or are lost; those that are over their time are ended here."""
+        """Return the jobs that have ended, or are lost; those that nobody else will end are ended here."""
         ended: list[Watch] = []
         for some in _chunks(watches, STATES_AT_ONCE):
             pipe = self._queue.redis.pipeline(transaction=False)
@@ -123,14 +127,14 @@ class Lookout:
                 pipe.hmget(self._queue.keys.job(watch.job_id), "entry", "state", "submitted_at", "expires_at")
             for watch, (entry, state, submitted_at, expires_at) in zip(some, await pipe.execute(), strict=True):
                 over = entry is None or state is not None
-                if over or await self._end_overdue(watch, float(submitted_at), float(expires_at)):
+                if over or await self._end(watch, float(submitted_at), float(expires_at)):
                     ended.append(watch)
         return ended
 
-    async def _end_overdue(self, watch: Watch, submitted_ms: float, expires_ms: float) -> bool:
-        """Whether a job waited longer than it may, and was ended for it. Redis' clock decides, not ours."""
+    async def _end(self, watch: Watch, submitted_ms: float, expires_ms: float) -> bool:
+        """Whether a job waited longer than it may, or is lost, and was ended for it. Redis' clock decides, not ours."""
         if expires_ms >= NEVER_MS:
-            return False
+            return watch.looks % LOOKS_UNTIL_SOUGHT == 0 and await self._queue.end_lost(watch.job_id)
         if watch.overdue_at == math.inf:
             # Until when, by our clock: at the latest its whole time from now on.
             left_s = min(expires_ms - submitted_ms, expires_ms - time.time() * 1000) / 1000

@@ -152,7 +152,9 @@ class ResultStream:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise LLMQError(f"{self._name}: cannot be written ({error.strerror})") from error
+            raise LLMQError(
+                f"{self._name}: cannot be written ({error.strerror}); make room there, or name another place: -o OUT"
+            ) from error
 
 
 def is_complete(path: str | os.PathLike[str], source: str) -> bool:
@@ -199,5 +201,5 @@ def _cannot_open(path: Path, error: OSError) -> UsageError:
         case PermissionError():
             fault = f"may not be written by this user; see the permissions: ls -ld {folder} {path}"
         case _:
-            fault = f"cannot be written ({error.strerror})"
+            fault = f"cannot be written ({error.strerror}); name another place: -o OUT"
     return UsageError(f"{path}: {fault}")

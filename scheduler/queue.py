@@ -131,7 +131,7 @@ class Queue:
         if not fields.get(b"entry"):
             raise NotFoundError(
                 f"there is no job {job_id!r} in queue {self.name!r}: it was never submitted there, "
-                "or it ended and its result is not kept any more"
+                "or it ended and its result is not kept any more; if it is in another queue: --queue NAME"
             )
         if fields.get(b"state"):
             return record_of(job_id, fields)
@@ -149,7 +149,9 @@ class Queue:
             job_id, state="cancelled", code=ErrorCode.CANCELLED, message="the job was cancelled"
         )
         if verdict.word == "unknown":
-            raise NotFoundError(f"there is no job {job_id!r} in queue {self.name!r}")
+            raise NotFoundError(
+                f"there is no job {job_id!r} in queue {self.name!r}; if it is in another queue: --queue NAME"
+            )
         if verdict.word == "signalled":
             await self.tell_worker(verdict.value, f"cancel {lane} {entry}")
         return CancelResult(verdict.word)
@@ -174,6 +176,18 @@ class Queue:
             job_id, state="expired", code=ErrorCode.TIMEOUT, message="no worker was free before its time was over"
         )
         return verdict.word in ("cancelled", "ended")
+
+    async def end_lost(self, job_id: str) -> bool:
+        """End a job whose entry somebody deleted, so that nobody can run it; return whether it has ended (F-068)."""
+        try:
+            if not (await self.job(job_id)).state.ended:
+                return False
+        except NotFoundError:
+            return True
+        verdict, _, _ = await self._end(
+            job_id, state="lost", code=ErrorCode.LOST, message="the job was deleted from Redis before it ran"
+        )
+        return verdict.word != "running"
 
     async def tell_worker(self, worker_id: str, command: str) -> None:
         """Send a command (`cancel LANE ENTRY`, `cancel-lane LANE`, `drain`) to a worker."""

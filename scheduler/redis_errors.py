@@ -58,7 +58,12 @@ _UNREACHABLE = Meaning("cannot be reached", _REACH)
 _SLOW = Meaning("did not answer in time", _REACH)
 _USED_UP = Meaning("has no free connection in this process's pool", "do less at a time, or start another process")
 _NOT_REDIS = Meaning("is no Redis: what answers does not speak its protocol", "check host and port of LLMQ_REDIS_URL")
+_NOT_A_SENTINEL = Meaning("is no Sentinel", "use redis:// instead of redis+sentinel:// in LLMQ_REDIS_URL")
+_NO_DATABASE = Meaning("has no database of that number", "use one that it has, as in redis://host:6379/0")
 _NOT_A_CLUSTER = Meaning("is no cluster", "use redis:// instead of redis+cluster:// in LLMQ_REDIS_URL")
+
+#: Errors of wrong URLs, which have no code of their own.
+_SAID = (("DB index is out of range", _NO_DATABASE), ("unknown command 'SENTINEL'", _NOT_A_SENTINEL))
 
 # redis-py takes the code off where it has a class for it. More special classes come first.
 _CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -115,6 +120,9 @@ def explain(error: BaseException) -> Meaning | None:
         return _NOT_REDIS
     if isinstance(error, exceptions.RedisClusterException):
         return _explain_cluster(text)
+    for said, meaning in _SAID:
+        if said in text:
+            return meaning
     # From here on a server's error: the code in front is all there is (also of one that a script passed on).
     return MEANINGS.get(code) if isinstance(error, exceptions.RedisError) else None
 

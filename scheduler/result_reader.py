@@ -75,7 +75,7 @@ class ResultReader:
         if status is None:
             raise NotFoundError(
                 f"batch {self.batch_id}: this queue does not know it (deleted, or its results are older than "
-                "keep_batch); see: llmq batch ls"
+                "keep_batch); see: llmq batch ls, or name its queue: --queue NAME"
             )
         if int(trimmed or 0) != self._trimmed:
             await self._check_for_gap()

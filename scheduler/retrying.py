@@ -17,8 +17,8 @@ from llmq.scheduler.scripts import SubmitLine
 
 def retry_id(batch_id: str) -> str:
     """Return the id of the batch that retries a batch: `-r1`, `-r2`, ... behind the first one's id."""
-    first, _, count = batch_id.partition("-r")
-    return f"{first}-r{int(count or 0) + 1}"
+    first, mark, count = batch_id.rpartition("-r")
+    return f"{first}-r{int(count) + 1}" if mark and count.isdecimal() else f"{batch_id}-r1"
 
 
 async def failed_lines(

@@ -133,6 +133,16 @@ class Settings(BaseModel):
             yield name, redact(value) if name in ("redis_url", "engine") and isinstance(value, str) else value
 
 
+#: What pydantic calls a number that cannot be taken, in our words.
+_LIMITS = {
+    "greater_than_equal": "expected {ge} or more",
+    "less_than_equal": "expected {le} or less",
+    "int_parsing": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "int_type": "expected a whole number",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """Settings, and where each one is from."""
@@ -227,6 +237,8 @@ def _unknown_names(layer: _Layer) -> list[str]:
 def _describe(detail: Mapping[str, Any], chosen: Mapping[str, _Layer]) -> str:
     name = str(detail["loc"][0])
     message = str(detail["msg"]).removeprefix("Value error, ")
+    if (limit := _LIMITS.get(str(detail["type"]))) is not None:
+        message = limit.format(**detail.get("ctx", {}))
     return f"{chosen[name].label(name) if name in chosen else name}: {message[:1].lower()}{message[1:]}"
 
 

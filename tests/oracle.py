@@ -15,6 +15,12 @@ from dataclasses import dataclass, field
 
 NEVER = math.inf
 
+#: A little less than what an ordinary job adds to its tenant's service.
+ALMOST_A_TURN = {"i": 0.99, "b": 250}
+
+#: Deaths of worker or engine with a job in flight after which it is not run again.
+DEAD = 3
+
 
 @dataclass(eq=False)
 class Job:
@@ -170,8 +176,13 @@ class Oracle:
             else:
                 break
             taken.delivery += 1
-            if taken.cancelled or taken.answering or taken.expires <= now:
-                verdict = "cancelled" if taken.cancelled else "interrupted" if taken.answering else "expired"
+            if taken.cancelled or taken.answering or taken.expires <= now or taken.crashes >= DEAD:
+                verdict = (
+                    "cancelled" if taken.cancelled
+                    else "interrupted" if taken.answering
+                    else "expired" if taken.expires <= now
+                    else "dead"
+                )  # fmt: skip
                 answer.ended.append((taken, verdict))
             else:
                 job = taken
@@ -236,7 +247,7 @@ class Oracle:
         self.arrive(lane, now)
 
     def arrive(self, lane: Lane, now: float) -> None:
-        """Something can be claimed from a lane; a tenant that arrives starts at the least service present."""
+        """Something can be claimed from a lane; a tenant that arrives is almost a turn behind."""
         if lane.state != "+":
             return
         lane.sleeps = NEVER
@@ -245,7 +256,8 @@ class Oracle:
         if lane.tenant not in service:
             if lane.cls == "b" and not service:
                 self.batch_waits_since = now
-            service[lane.tenant] = min(service.values(), default=0)
+            behind = ALMOST_A_TURN[lane.cls] / self.weights.get(lane.tenant, 1)
+            service[lane.tenant] = min(service.values()) + behind if service else 0
 
     def leave(self, lane: Lane) -> None:
         """Nothing can be claimed from a lane."""

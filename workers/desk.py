@@ -47,7 +47,8 @@ class Desk:
     """Takes leases for the slots of one worker, and settles their outcomes.
 
     `allowance` says what may be claimed now, the leases at the desk included; `make_way` preempts what has to make way
-    for what has just been claimed; `on_trip` is called after each trip.
+    for what has just been claimed; `may_start` says which of the leases at the desk may run beside those that are held;
+    `on_trip` is called after each trip.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Desk:
         contact: Contact,
         allowance: Callable[[], Allowance],
         make_way: Callable[[], None],
+        may_start: Callable[[Lease], bool],
         on_trip: Callable[[], None] = lambda: None,
     ) -> None:
         self._redis = redis
@@ -70,6 +72,7 @@ class Desk:
         self._contact = contact
         self._allowance = allowance
         self._make_way = make_way
+        self._may_start = may_start
         self._on_trip = on_trip
         self._leases: deque[Lease] = deque()
         self._held: dict[Fence, Lease] = {}
@@ -85,7 +88,7 @@ class Desk:
 
     @property
     def held(self) -> Collection[Lease]:
-        """The leases of this worker's slots, from their claim to their outcome; a slot may not have taken one yet."""
+        """The leases of this worker, from their claim to their outcome, in that order; some wait for their slot."""
         return self._held.values()
 
     @property
@@ -94,19 +97,21 @@ class Desk:
         return not (self._held or self._outbox or self._unsure)
 
     async def take(self) -> Lease | None:
-        """Return the next lease; None when the desk is closed."""
-        while not self._leases:
+        """Return the next lease that may start; None when the desk is closed."""
+        while (lease := next(filter(self._may_start, self._leases), None)) is None:
             if self.closed:
                 return None
             taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._takers.append(taker)
             await taker
         # Taken only by the slot that runs it next: until then the lease can be withdrawn.
-        return self._leases.popleft()
+        self._leases.remove(lease)
+        return lease
 
     def settle(self, lease: Lease, outcome: Outcome) -> None:
         """Leave the outcome of a lease; it is written with the next trip."""
         self._held.pop(lease.fence, None)
+        self._wake_takers(len(self._leases))  # what could not run beside it may start now
         self._outbox.append((lease, outcome))
         self._settled.clear()
         self._wake.set()

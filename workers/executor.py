@@ -46,6 +46,10 @@ MAX_CRASHES = 3
 #: What an outcome says of an error: enough for a person, and no engine's whole page.
 LONGEST_MESSAGE = 2000
 
+#: When batch goes on after a second refusal, others come first for so long: were it always the refused line, which
+#: stands before all that have not started, one that is refused for itself would let no other run.
+OTHERS_FIRST_S = 1.5
+
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 60.0
 
@@ -152,6 +156,7 @@ class Executor:
             self._deltas.forget(lease.fence)
 
     async def _answered(self, lease: Lease, answer: EngineAnswer) -> Outcome:
+        self._gate.answered(_job_of(lease))
         if lease.reply_to:  # the end may not overtake the deltas
             await self._deltas.flushed(lease.fence)
         return Answered(answer.status_code, answer.body, _sayable(answer.request_id), answer.usage)
@@ -173,9 +178,12 @@ class Executor:
 
     def _overloaded(self, running: Running, error: EngineOverloaded) -> Outcome:
         batch = sum(1 for other in self.running.values() if other.lease.cls is TrafficClass.BATCH)
-        pause = self._gate.overloaded(time.monotonic(), batch, error.retry_after)
+        lease = running.lease
+        pause = self._gate.overloaded(time.monotonic(), batch, error.retry_after, _job_of(lease))
         if _begun(running):
             return Ended(ErrorCode.INTERRUPTED, _sayable(f"the engine refused to go on: {error}"))
+        if lease.cls is TrafficClass.BATCH and lease.fence.delivery > 1:
+            pause += OTHERS_FIRST_S
         return HandedBack(Reason.OVERLOAD, pause)
 
     def _gone(self, running: Running, error: EngineGone) -> Outcome:
@@ -201,6 +209,11 @@ class Executor:
             return Answered(error.status_code, error.body or b"null", "", dead=True)
         message = _sayable(f"{allowed} attempts failed; the last: {error}")
         return Ended(ErrorCode.ENGINE_ERROR, message, dead=True)
+
+
+def _job_of(lease: Lease) -> tuple[str, str]:
+    """Return what names a job over all its deliveries."""
+    return lease.fence.lane, lease.fence.entry
 
 
 def _begun(running: Running) -> bool:

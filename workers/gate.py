@@ -1,17 +1,35 @@
 """The gate: what a worker may ask of its engine while that is overloaded or away.
 
 Overload (HTTP 429, 503, ...) stops new batch for a while, doubling from 0.5 to 30 s, and halves the batch cap; each
-quiet second lets the cap grow again. An engine that is gone stops everything until a probe finds it healthy. The gate
-holds this state and answers questions about it; it sends nothing, and takes its time from the caller.
+quiet second lets the cap grow again. A job that is refused again and again while others are answered is no overload:
+it waits alone. An engine that is gone stops everything until a probe finds it healthy. The gate holds this state and
+answers questions about it; it sends nothing, and takes its time from the caller.
 """
 
 from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 
 #: After this long without a refusal the cap grows by one: slow enough to find the limit, not to hit it each second.
 GROWTH_INTERVAL_S = 1.0
+
+#: Refused this often, with answers to others each time in between, it is the job that the engine refuses.
+STUBBORN = 3
+
+#: Refused jobs that are remembered; of more at once, each is one of very many, and an overload.
+REMEMBERED = 1000
+
+
+@dataclass(slots=True)
+class _Refused:
+    """How often a job was refused, and how many answers others had had by the last time."""
+
+    times: int
+    answers: int
 
 
 class Gate:
@@ -24,14 +42,27 @@ class Gate:
         self._cap: int | None = None
         self._grown_at = 0.0
         self._gone = False
+        self._answers = 0
+        self._refused: dict[Hashable, _Refused] = {}
 
     @property
     def gone(self) -> bool:
         """Whether the engine is away: nothing is claimed until `back`."""
         return self._gone
 
-    def overloaded(self, now: float, running_batch: int, retry_after: float | None) -> float:
-        """Note a refusal; return for how many seconds batch pauses. A `Retry-After` wins over the doubling pause."""
+    def answered(self, job: Hashable) -> None:
+        """Note that the engine answered a job."""
+        self._answers += 1
+        self._refused.pop(job, None)
+
+    def overloaded(self, now: float, running_batch: int, retry_after: float | None, job: Hashable) -> float:
+        """Note a refusal of `job`; return for how many seconds it, or all batch, pauses.
+
+        A `Retry-After` wins over the doubling pause.
+        """
+        times = self._count_refusal(job)
+        if times > STUBBORN:
+            return retry_after if retry_after is not None else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**times)
         if now >= self._closed_until:  # refusals that come together are one overload
             self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2 or FIRST_PAUSE_S)
             current = self._concurrency if self._cap is None else self._cap
@@ -40,6 +71,16 @@ class Gate:
         self._closed_until = max(self._closed_until, now + pause)
         self._grown_at = self._closed_until
         return pause
+
+    def _count_refusal(self, job: Hashable) -> int:
+        """Return how often the engine has refused a job while it answered others in between."""
+        known = self._refused.setdefault(job, _Refused(0, -1))
+        if self._answers > known.answers:
+            known.times += 1
+            known.answers = self._answers
+        if len(self._refused) > REMEMBERED:
+            del self._refused[next(iter(self._refused))]
+        return known.times
 
     def lost(self) -> None:
         """Note that the engine is gone."""

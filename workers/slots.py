@@ -18,7 +18,7 @@ from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.lease import Abandoned, Answered, Fence, HandedBack, Lease, Outcome, Reason
 from llmq.scheduler.live import LiveSettings
 from llmq.workers.desk import VERDICTS, Desk
-from llmq.workers.executor import Executor, Running, Stop
+from llmq.workers.executor import MAX_CRASHES, Executor, Running, Stop
 from llmq.workers.gate import Gate
 from llmq.workers.governor import Allowance, Candidate, Snapshot, allow, default_reserve, victims
 from llmq.workers.measuring import Measuring
@@ -81,6 +81,8 @@ class Slots:
         """Return what may be claimed now."""
         held = self.desk.held
         self.batch_cap = self._gate.batch_cap(time.monotonic())
+        if any(map(_in_last_attempt, held)):
+            self.batch_cap = 0
         interactive = count_interactive(held)
         return allow(
             Snapshot(
@@ -96,8 +98,25 @@ class Slots:
             )
         )
 
+    def may_start(self, lease: Lease) -> bool:
+        """Whether a lease may run beside those that are held: a suspect in its last attempt and batch take turns.
+
+        Another line that kills the engine would be its third death, and the dead letter would be the wrong one (G7).
+        They run in the order of their claims, so that neither waits for what came after it.
+        """
+        alone = _in_last_attempt(lease)
+        if not alone and lease.cls is TrafficClass.INTERACTIVE:
+            return True
+        for other in self.desk.held:
+            if other is lease:
+                break
+            if _in_last_attempt(other) or (alone and other.cls is TrafficClass.BATCH):
+                return False
+        return True
+
     def make_way(self) -> None:
         """Preempt batch requests for what has been claimed above the free slots."""
+        self._leave_alone()
         running = list(self._executor.running.values())
         stopping = sum(1 for r in running if r.stop is not None)
         over = len(self.desk.held) - stopping - self.concurrency
@@ -132,6 +151,13 @@ class Slots:
         """Return the leases in flight; the lease thread calls this too."""
         return [running.lease for running in list(self._executor.running.values())]
 
+    def _leave_alone(self) -> None:
+        """Hand back the batch that was claimed beside a suspect in its last attempt and that others can run now."""
+        if any(map(_in_last_attempt, self.desk.held)):
+            for lease in list(self.desk.held):
+                if lease.cls is TrafficClass.BATCH and not _in_last_attempt(lease) and not lease.protected():
+                    self.desk.withdraw(lease.fence, HandedBack(Reason.SHUTDOWN))
+
     def _stop(self, fence: Fence, why: Stop, unstarted: Outcome) -> None:
         """Stop a request; `unstarted` is its outcome where no slot has begun with it."""
         if not self._executor.stop(fence, why):
@@ -152,6 +178,11 @@ class Slots:
 def count_interactive(leases: Iterable[Lease]) -> int:
     """Return how many of these are chat."""
     return sum(1 for lease in leases if lease.cls is TrafficClass.INTERACTIVE)
+
+
+def _in_last_attempt(lease: Lease) -> bool:
+    """Whether one more death of the engine makes a dead letter of it."""
+    return lease.crashes >= MAX_CRASHES - 1
 
 
 def _preemptable(running: Running) -> bool:

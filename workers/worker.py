@@ -128,6 +128,7 @@ class Worker:
             self._contact,
             self._slots.allowance,
             self._slots.make_way,
+            self._slots.may_start,
             lambda: self._bells.reconsider(),
         )
         self._slots.desk = self._desk

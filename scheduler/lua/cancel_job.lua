@@ -7,7 +7,8 @@
 --         22 inbox    of the client that waits
 -- ARGV    1 id        the job's id
 --         2 lane      name of the lane
---         3 state     what it ends as: cancelled, or expired where its time in the queue is over
+--         3 state     what it ends as: cancelled; expired where its time in the queue is over; lost where its entry is
+--                     gone
 --         4 code      for the record
 --         5 message   for the record
 -- From    waiting, delayed, running

@@ -17,9 +17,7 @@ local now = clock()
 -- Results may take a quarter of maxmemory, as far as this server tells it (pcall: an ACL may not permit INFO).
 local memory = redis.pcall('INFO', 'memory')
 local most = type(memory) == 'string' and tonumber(string.match(memory, 'maxmemory:(%d+)')) or 0
-local quarter = most > 0 and string.format('%.0f', math.floor(most / 4)) or false
-if quarter ~= redis.call('HGET', config, 'results_quarter') then
-  if quarter then redis.call('HSET', config, 'results_quarter', quarter) else redis.call('HDEL', config, 'results_quarter') end
-end
+if most == 0 then redis.call('HDEL', config, 'results_quarter')
+else redis.call('HSET', config, 'results_quarter', math.floor(most / 4)) end
 wake_uncollected(tonumber(redis.call('GET', held) or 0), now) -- results end by their TTL too
 return {1, redis.call('ZRANGE', ending, 0, 63), redis.call('HGETALL', lanes), now}

@@ -29,7 +29,7 @@ local expires = tonumber(ttl) > 0 and now + tonumber(ttl) or 9e15
 -- XADD is the first write: at maxmemory it is refused before anything has changed.
 local entry = redis.call('XADD', stream, '*', 'k', id, 'd', data, 'c', cost, 'x', expires, 'r', client)
 if redis.call('HSETNX', lanes, lane, '+' .. cls .. '|' .. tenant .. '|0000000000000') == 1 then
-  redis.call('XGROUP', 'CREATE', stream, 'workers', 0)
+  redis.pcall('XGROUP', 'CREATE', stream, 'workers', 0) -- it may be there: no error after the XADD
 end
 redis.call('HSET', job, 'lane', lane, 'entry', entry, 'class', cls, 'tenant', tenant, 'client', client,
   'submitted_at', now, 'expires_at', expires)

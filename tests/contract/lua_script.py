@@ -34,7 +34,7 @@ BARE = re.compile(r"\b(?:KEYS|ARGV)\[\d+\]")
 NAME = r"[A-Za-z_][\w.]*(?:\[[\w.]+\])?(?:\.\w+)?"
 
 #: Commands without a key, and those all of whose arguments are keys.
-KEYLESS = {"TIME"}
+KEYLESS = {"TIME", "INFO"}
 ALL_KEYS = {"DEL", "UNLINK", "EXISTS"}
 
 

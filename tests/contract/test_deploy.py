@@ -51,7 +51,7 @@ def test_the_worker_starts_when_valkey_answers_and_may_drain(services: dict[str,
 
 def test_the_worker_command_exists(services: dict[str, Any]) -> None:
     """What the container runs, and how it is probed, are command lines that llmq understands."""
-    from llmq.cli.main import app
+    from llmq.cli.commands import app
 
     worker = services["worker"]
     probe = worker["healthcheck"]["test"][1]

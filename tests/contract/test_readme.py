@@ -18,7 +18,7 @@ from tests.contract.project import ROOT
 @pytest.fixture(scope="module")
 def command() -> Command:
     """The command `llmq`."""
-    from llmq.cli.main import app
+    from llmq.cli.commands import app
 
     return typer.main.get_command(app)
 

@@ -25,9 +25,10 @@ from llmq.scheduler.errors import (
 )
 from llmq.scheduler.feeding import MAX_CHUNK_LINES, Feeder, FeedProgress, FeedState, encode_line
 from llmq.scheduler.job import Job
+from llmq.scheduler.lease import lane_of_batch
 from llmq.scheduler.lines import InputLine, UnusableLine
 from llmq.scheduler.queue import Queue
-from llmq.scheduler.scripts import SubmitLine
+from llmq.scheduler.scripts import SubmitLine, run, submit_lines
 from tests.conftest import OwnServer
 from tests.line_worker import LineWorker, bad, good, good_but, lost
 
@@ -308,6 +309,19 @@ class TestFeeding:
             await batches.feed(batch_id, lines(1, 12), wait=False)
         assert [] == await batches.ls()
         assert [] == await waiting_lines(queue, batch_id)
+
+    async def test_without_waiting_what_an_earlier_feed_has_queued_stays(self, queue: Queue, batches: Batches) -> None:
+        """`--resume` with `--no-wait` on a full queue: lines and results of before are not deleted (G1, G15)."""
+        batch_id = await opened(batches)
+        first = [encode_line(line) for line in lines(1, 5)]
+        lane = lane_of_batch(batch_id)
+        await run(queue.redis, submit_lines(queue.keys, batch_id, lane=lane, first=1, after=6, lines=first))
+        before = await batches.show(batch_id)
+        await queue.set("cap_batch", "5")
+        with pytest.raises(QueueFull):
+            await batches.feed(batch_id, lines(1, 12), wait=False)
+        assert before == await batches.show(batch_id)
+        await batches.cancel(batch_id)
 
     async def test_a_batch_that_somebody_cancels_ends_its_feed_with_a_clear_error(self, batches: Batches) -> None:
         """The message says where, and what to do."""

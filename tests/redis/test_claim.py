@@ -207,31 +207,49 @@ class TestFairness:
     async def test_batch_is_shared_by_weight_in_llm_tokens(self, queue: ScriptedQueue) -> None:
         """Three times the weight is three times the tokens, whatever a job costs."""
         await queue.configure(**{"weight.anna": 3})
-        await queue.batch("A", 400, tenant="anna", cost=10)
-        await queue.batch("B", 400, tenant="ben", cost=30)
+        await queue.batch("A", 400, tenant="anna", cost=1000)
+        await queue.batch("B", 400, tenant="ben", cost=3000)
         started = names(await queue.claim(100))
-        tokens = {letter: sum(job[0] == letter for job in started) * cost for letter, cost in (("A", 10), ("B", 30))}
+        tokens = {
+            letter: sum(job[0] == letter for job in started) * cost for letter, cost in (("A", 1000), ("B", 3000))
+        }
         assert 3.0 == pytest.approx(tokens["A"] / tokens["B"], rel=0.1)
 
     async def test_real_usage_corrects_the_estimate(self, queue: ScriptedQueue) -> None:
         """A tenant whose answers are longer than estimated waits for the others to catch up."""
-        await queue.batch("A", 9, tenant="anna", cost=10)
-        await queue.batch("B", 9, tenant="ben", cost=10)
+        await queue.batch("A", 9, tenant="anna", cost=1000)
+        await queue.batch("B", 9, tenant="ben", cost=1000)
         anna, ben = (await queue.claim(2)).leases
-        await queue.finish(anna, usage=Usage(10, 30))
-        await queue.finish(ben, usage=Usage(5, 5))
+        await queue.finish(anna, usage=Usage(1000, 3000))
+        await queue.finish(ben, usage=Usage(500, 500))
         state = await queue.state()
-        assert (40.0, 10.0) == (state["ready:b anna"], state["ready:b ben"])
+        assert (4000.0, 1250.0) == (state["ready:b anna"], state["ready:b ben"])
         assert ["B/2", "B/3", "B/4", "A/2"] == names(await queue.claim(4))
 
-    async def test_who_arrives_starts_at_the_least_service(self, queue: ScriptedQueue) -> None:
+    async def test_who_arrives_is_almost_a_turn_behind_the_least_service(self, queue: ScriptedQueue) -> None:
         """Neither owed nor owing for the time before; alone, from nothing."""
-        await queue.batch("A", 9, tenant="anna", cost=10)
-        await queue.batch("B", 9, tenant="ben", cost=10)
+        await queue.batch("A", 9, tenant="anna", cost=1000)
+        await queue.batch("B", 9, tenant="ben", cost=1000)
         await queue.claim(5)
-        await queue.batch("C", 9, tenant="cleo", cost=10)
+        await queue.batch("C", 9, tenant="cleo", cost=1000)
         state = await queue.state()
-        assert (30.0, 20.0, 20.0) == tuple(state[f"ready:b {name}"] for name in ("anna", "ben", "cleo"))
+        assert (3000.0, 2250.0, 2500.0) == tuple(state[f"ready:b {name}"] for name in ("anna", "ben", "cleo"))
+
+    @pytest.mark.parametrize("cls", ["i", "b"])
+    async def test_who_comes_and_goes_with_each_job_shares_with_who_waits(self, queue: ScriptedQueue, cls: str) -> None:
+        """A tenant that never has two jobs waiting is neither always first nor never, whatever its name (G10)."""
+        for number in range(9):
+            await queue.submit(f"mia{number}", cls=cls, tenant="mia", cost=256)
+        started: list[str] = []
+        for _ in range(12):
+            for tenant in ("anna", "zoe"):
+                gone = sum(name.startswith(tenant) for name in started)
+                await queue.submit(
+                    f"{tenant}{gone}", cls=cls, tenant=tenant, cost=256
+                )  # one that waits is the same job
+            started += names(await queue.claim())
+        shares = [sum(name.startswith(tenant) for name in started) for tenant in ("anna", "mia", "zoe")]
+        assert (4, 4, 4) == tuple(shares)
 
 
 class TestDeadline:

@@ -14,7 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 from llmq import AsyncClient, AsyncJobHandle, CancelResult, JobState
-from llmq.scheduler import scripts
+from llmq.scheduler import lookout, scripts
 from llmq.scheduler.connection import connect
 from llmq.scheduler.embedded import stop_server
 from llmq.scheduler.errors import (
@@ -156,6 +156,23 @@ class TestResult:
             await waiting
         with pytest.raises(NotFoundError):
             await job.status()
+
+    async def test_a_job_without_an_entry_is_lost_even_if_it_may_wait_for_ever(
+        self, client: AsyncClient, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Somebody deleted its lane: nobody can run it, and who waits learns it (G13, F-068); the record ends (G11)."""
+        monkeypatch.setattr(lookout, "LOOK_AGAIN_S", 0.1)
+        monkeypatch.setattr(lookout, "LOOKS_UNTIL_SOUGHT", 2)
+        job, other = await client.submit(BODY, cls="batch"), await client.submit(BODY, cls="batch", tenant="other")
+        keys = (await client.queue()).keys
+        waits = asyncio.create_task(other.result(timeout=3))
+        await redis.delete(keys.lane("b:default"))
+        with pytest.raises(JobLost):
+            await job.result(timeout=10)
+        assert (JobState.LOST, JobState.WAITING) == ((await job.status()).state, (await other.status()).state)
+        assert 0 < await redis.pttl(keys.job(job.id))
+        with pytest.raises(TimeoutError):
+            await waits
 
     async def test_a_client_closes_at_once_whenever(self, redis_url: str) -> None:
         """A cancel that redis-py forgets is given again, in whatever moment it came."""
@@ -483,6 +500,17 @@ class TestBatch:
         with pytest.raises(UsageError, match="line 2: prompt"):
             await client.submit_batch(["a", {"prompt": 5}])
         assert 1 == len(await redis_batches(client))
+
+    async def test_a_second_result_of_a_line_is_not_yielded(self, client: AsyncClient, redis: Redis) -> None:
+        """A failover lost what a worker had ended, so that the line ran again (G16, F-072)."""
+        batch = await client.submit_batch(["a", "b"])
+        queue = await client.queue()
+        worker, results = LineWorker(queue), queue.keys.results(batch.id)
+        await worker.serve(1)
+        ((_, fields),) = cast(list[Any], await redis.xrange(results))
+        await redis.xadd(results, fields)
+        await worker.serve(1)
+        assert ["line-1", "line-2"] == [line.custom_id async for line in batch.results()]
 
     async def test_a_batch_is_paused_resumed_and_cancelled(self, client: AsyncClient) -> None:
         """By its handle."""

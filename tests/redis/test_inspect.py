@@ -232,3 +232,13 @@ async def test_dead_letters_that_are_too_many_are_counted_together(
         await redis.xadd(jobs.keys.dead, {"class": "b", "data": "x"})
     shown = await status(jobs)
     assert (501, None) == (shown["dead"], shown["batch"]["dead"])
+
+
+async def test_large_dead_letters_are_not_read_to_tell_their_classes(
+    queue: ScriptedQueue, jobs: Queue, redis: Redis
+) -> None:
+    """A look costs the same whatever a dead letter holds, which is its whole job (F-096)."""
+    for _ in range(6):
+        await redis.xadd(jobs.keys.dead, {"class": "b", "data": b"x" * 2**20})
+    shown = await status(jobs)
+    assert (6, None) == (shown["dead"], shown["batch"]["dead"])

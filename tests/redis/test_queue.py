@@ -225,6 +225,13 @@ class TestPlan:
         assert await jobs.refresh_plan()
         assert not await jobs.refresh_plan()
 
+    async def test_windows_that_cannot_be_read_leave_the_plan_as_it_is(self, queue: ScriptedQueue, jobs: Queue) -> None:
+        """Of a newer llmq, or written by hand: no worker's sweeper ends for it (F-046)."""
+        await jobs.set("windows", "mon-fri 08:00-20:00 5/s")
+        for windows in ("on full moon 5/s", b"\xff"):
+            await queue.redis.hset(jobs.keys.config, "windows", windows)
+            assert not await jobs.refresh_plan()
+
     async def test_windows_set_meanwhile_win(self, queue: ScriptedQueue, redis: Redis) -> None:
         """A refresh that read the windows before they were set does not leave the old plan behind."""
 

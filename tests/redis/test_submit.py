@@ -115,3 +115,11 @@ async def test_the_bell_rings_once_a_job_and_no_more_than_64_times(queue: Script
     assert 1 == (await queue.state())["bell:i"]
     await queue.batch("B", 2_000)
     assert 63 == (await queue.state())["bell:b"]
+
+
+async def test_a_lane_that_is_there_but_not_known_is_known_again(queue: ScriptedQueue) -> None:
+    """Somebody deleted what was known of it: the script does not end between entry and record (G1, F-137)."""
+    await queue.submit("j1")
+    await queue.redis.hdel(queue.keys.lanes, "i:t")
+    assert "ok" == (await queue.submit("j2")).word
+    assert ["j1", "j2"] == await queue.drain()

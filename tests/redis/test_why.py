@@ -70,8 +70,8 @@ async def test_a_job_that_is_due_later_is_seen_as_that(queue: ScriptedQueue, job
 
 async def test_the_place_of_a_batch_is_that_of_tenant_and_due_time(queue: ScriptedQueue, jobs: Queue) -> None:
     """Tenants by service, batches of one tenant by their windows."""
-    await queue.batch("A", 3, tenant="anna")
-    await queue.batch("B", 3, tenant="anna", window_ms=60_000)
+    await queue.batch("A", 3, tenant="anna", cost=5_000)
+    await queue.batch("B", 3, tenant="anna", window_ms=60_000, cost=5_000)
     await queue.batch("C", 3, tenant="ben")
     assert LaneView("anna", 1, 2, 1) == (await batch(jobs, "A")).lane
     (lease,) = (await queue.claim()).leases

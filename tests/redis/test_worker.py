@@ -384,6 +384,23 @@ class TestEngineTrouble:
             await batch_ended(redis)
         await each_line_ended_once(redis, 6)
 
+    async def test_a_line_that_is_always_refused_keeps_no_other_waiting(self, redis_url: str, redis: Redis) -> None:
+        """G16: an engine that says 429 to one line, because it is too large for its limits, is not overloaded."""
+        refusing = True
+
+        def answer_others(request: Request) -> None:
+            if refusing and request.prompt == "line 1":
+                request.fail(EngineOverloaded("request too large"))
+            else:
+                request.answer()
+
+        await submit_batch(redis, 12)
+        async with serving(redis_url, ScriptedEngine(1, answer_others)):
+            await until(lambda: _ended(redis, 11), within=5)
+            refusing = False
+            await batch_ended(redis)
+        await each_line_ended_once(redis, 12)
+
     async def test_an_engine_that_is_gone_gets_nothing_until_a_probe_succeeds(
         self, redis_url: str, redis: Redis
     ) -> None:
@@ -431,6 +448,28 @@ class TestEngineTrouble:
         assert 3 == engine.prompts.count("line 3")
         assert max(map(len, together)) <= 1
         assert ["c3"] == [letter["key"] for letter in await entries(redis, KEYS.dead)]
+
+    async def test_a_suspect_in_its_last_attempt_runs_beside_no_batch(self, redis_url: str, redis: Redis) -> None:
+        """G7: in flight at two deaths that others may have caused, a line meets no third; chat goes on beside it."""
+        engine = ScriptedEngine(3)
+        await submit_batch(redis, 12)
+        async with serving(redis_url, engine, reserve=0):
+            for together in ({"line 1", "line 2", "line 3"}, {"line 1", "line 4", "line 5"}):
+                in_flight = [await engine.next() for _ in together]
+                assert together == {request.prompt for request in in_flight}
+                for request in in_flight:
+                    request.fail(EngineGone("died", in_flight=True))
+            suspect = await engine.next()
+            await submit_chat(redis, "chat")
+            chat = await engine.next()
+            assert ["line 1", "chat"] == [suspect.prompt, chat.prompt]
+            chat.answer()
+            await job_ended(redis, "chat")
+            assert [suspect] == engine.running
+            engine.on_request = answer
+            suspect.answer()
+            record = await batch_ended(redis)
+        assert ("12", "0") == (record["completed"], record["failed"])
 
     async def test_an_interactive_answer_that_broke_off_is_not_begun_again(self, redis_url: str, redis: Redis) -> None:
         """G18: an engine error after the first delta ends the job as interrupted, without a second run."""
@@ -902,3 +941,7 @@ def _lose(monkeypatch: pytest.MonkeyPatch, which: Callable[[list[Any]], bool]) -
 
     _intercept(monkeypatch, once)
     return lost
+
+
+async def _ended(redis: Redis, lines: int) -> bool:
+    return await redis.xlen(KEYS.results("b1")) >= lines

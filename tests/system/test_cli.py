@@ -126,6 +126,14 @@ class TestAskAndJob:
         assert "no worker serves queue default" in done.err
         assert "queue_ttl" in done.error
 
+    def test_a_simulated_answer_is_called_one(self, url: str, tmp_path: Path) -> None:
+        """Noise is never taken for an answer: each command that shows or awaits one says so."""
+        with started("worker", "--engine", QUICK, url=url) as worker:
+            worker.until("ready ")
+            prompts = write_prompts(tmp_path / "p.jsonl", 1)
+            for words in (("ask", "x"), ("ask", "x", "--json"), ("submit-batch", prompts)):
+                assert "simulated" in llmq(*words, url=url).err
+
     def test_interrupted_it_cancels_the_job(self, url: str) -> None:
         """Whoever leaves waits for nothing: the job does not run later (G14)."""
         with started("ask", "hello", url=url) as ask:
@@ -208,6 +216,17 @@ class TestPolicy:
         assert 0 == llmq("set", "weight.evals", "3", url=url).code
         assert "weight.evals" in llmq("set", url=url).out
         assert "weight.evals is not set\n" == llmq("set", "weight.evals", "default", url=url).out
+
+    def test_what_to_type_next_leads_to_the_same_queue_and_server(self, url: str, tmp_path: Path) -> None:
+        """Options that led here are in each command that is printed; the environment needs no repeating."""
+        where = ("--queue", "other", "--redis", url)
+        prompts = write_prompts(tmp_path / "p.jsonl", 1)
+        for words in (("status",), ("workers",), ("batch", "ls"), ("submit-batch", prompts)):
+            err = llmq(*words, *where).err
+            named = [line for line in err.splitlines() if "llmq " in line]
+            assert named
+            assert [] == [line for line in named if f"--queue other --redis {url}" not in line]
+        assert "--redis" not in llmq("status", "--queue", "other", url=url).err
 
     def test_a_queue_of_another_name_has_a_policy_of_its_own(self, url: str) -> None:
         """Everything means the same queue, `default` where none is named."""

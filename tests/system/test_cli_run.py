@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import shlex
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def url(system_redis_url: str) -> str:
 def queue_of(prompts: Path) -> str:
     """Return the queue in which `llmq run` runs a file."""
     return f"run-{hashlib.sha256(prompts.read_bytes()).hexdigest()[:16]}"
+
+
+def printed(err: str, command: str) -> list[str]:
+    """Return the arguments of the command line that a notice ends with."""
+    (line,) = (line for line in err.splitlines() if command in line)
+    return shlex.split(line[line.index(command) :])[1:]
 
 
 def wait_for_lines(out: Path, count: int) -> None:
@@ -179,6 +186,37 @@ class TestRun:
         assert 4 == done.code
         with client_of(url) as client:
             assert [] == client.keys("*")
+
+    def test_starting_over_without_an_engine_costs_no_earlier_run(self, url: str, tmp_path: Path) -> None:
+        """Nothing is overwritten, cancelled or deleted before there is an engine to make it anew."""
+        prompts, out = write_prompts(tmp_path / "p.jsonl", 3), tmp_path / "out.jsonl"
+        assert 0 == llmq("run", prompts, "-o", out, "--engine", QUICK, url=url).code
+        kept = out.read_bytes()
+        engine = f"http://127.0.0.1:{free_port()}"
+        assert 4 == llmq("run", prompts, "-o", out, "--engine", engine, "--force", url=url).code
+        assert kept == out.read_bytes()
+        shown = llmq("batch", "show", queue_of(prompts), "--queue", queue_of(prompts), "--json", url=url)
+        assert "completed" == shown.json["status"]
+
+    def test_without_an_engine_no_output_is_begun(self, url: str, tmp_path: Path) -> None:
+        """A run that could not begin leaves no empty files behind."""
+        prompts = write_prompts(tmp_path / "p.jsonl", 3)
+        engine = f"http://127.0.0.1:{free_port()}"
+        assert 4 == llmq("run", prompts, "-o", tmp_path / "out.jsonl", "--engine", engine, url=url).code
+        assert [prompts] == list(tmp_path.iterdir())
+
+    def test_the_printed_commands_run_the_failed_lines_again(self, url: str, tmp_path: Path) -> None:
+        """Each names the queue of the file: who follows them ends with the results of a second try."""
+        prompts = write_prompts(tmp_path / "p.jsonl", 2, **TOO_LONG)
+        done = llmq("run", prompts, "-o", tmp_path / "out.jsonl", "--engine", QUICK, url=url)
+        assert 3 == done.code
+        retried = llmq(*printed(done.err, "llmq batch retry"), url=url)
+        assert 0 == retried.code
+        serve = printed(retried.err, "llmq worker")
+        assert 0 == llmq(*serve, "--engine", QUICK, "--until-empty", url=url).code
+        results = llmq(*printed(retried.err, "llmq batch results"), url=url, folder=tmp_path)
+        assert 3 == results.code
+        assert ids(2) == sorted(ids_in(tmp_path / "retried.jsonl"))
 
     def test_a_web_page_is_no_engine(self, url: str, tmp_path: Path) -> None:
         """What answers HTML is not taken for an engine."""

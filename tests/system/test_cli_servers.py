@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.conftest import OwnServer
-from tests.system.cli_process import answering, free_port, llmq, write_prompts
+from tests.system.cli_process import answering, free_port, llmq, started, write_prompts
 
 
 def test_a_server_that_is_away(tmp_path: Path) -> None:
@@ -34,6 +34,35 @@ def test_a_replica(own_server: OwnServer, tmp_path: Path) -> None:
     )
     assert 4 == done.code
     assert "replica" in done.error
+
+
+def test_a_database_that_does_not_exist(own_server: OwnServer) -> None:
+    """A number that is too high is a wrong URL, and nothing unexpected."""
+    done = llmq("status", url=f"{own_server().url.removesuffix('/0')}/99")
+    assert 4 == done.code
+    assert "has no database of that number" in done.error
+
+
+def test_a_server_that_is_no_sentinel(own_server: OwnServer) -> None:
+    """The line says which scheme it is."""
+    address = own_server().url.partition("://")[2].removesuffix("/0")
+    for words in (("status",), ("ask", "x")):
+        done = llmq(*words, url=f"redis+sentinel://{address}/main")
+        assert 4 == done.code
+        assert "redis:// instead of redis+sentinel://" in done.error
+
+
+def test_a_run_on_a_full_server_says_what_it_waits_for(own_server: OwnServer, tmp_path: Path) -> None:
+    """A bar that stands still would tell nobody why (G13)."""
+    server = own_server("--maxmemory-policy", "noeviction")
+    with server.client() as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + (3 << 20))
+    prompts = write_prompts(tmp_path / "p.jsonl", 3000, user="x" * 3000)
+    with started("run", prompts, "--engine", "sim://?slots=1&decode_tps=1", url=server.url) as run:
+        assert "delete batches that are done" in run.until("Redis is full")
+        run.interrupt()
+        run.interrupt()
+        assert 130 == run.end().code
 
 
 def test_a_server_that_is_full(own_server: OwnServer, tmp_path: Path) -> None:

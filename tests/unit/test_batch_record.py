@@ -55,6 +55,7 @@ class TestIds:
         assert ["batch_9-r1", "batch_9-r2", "batch_9-r3"] == [
             retry_id(name) for name in ("batch_9", "batch_9-r1", "batch_9-r2")
         ]
+        assert "nightly-run-r1" == retry_id("nightly-run")
 
 
 class TestReading:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from llmq.cli.main import app, run_line
+from llmq.cli.commands import app
+from llmq.cli.main import run_line
 
 Line = Callable[..., "Ended"]
 
@@ -76,6 +77,14 @@ def test_the_shell_completes_commands(line: Line, monkeypatch: pytest.MonkeyPatc
     assert (0, ["results", "resume", "retry"]) == (done.code, sorted(done.out.split()))
 
 
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_the_usage_line_names_arguments_without_alternatives(line: Line, words: tuple[str, ...]) -> None:
+    """Versions of typer put brackets or braces around a name; one that has its own would be hard to read."""
+    usage = line(*words, "--help").out.splitlines()[0]
+    assert "|" not in usage
+    assert "[[" not in usage
+
+
 def test_the_version_is_the_package_s(line: Line) -> None:
     """`llmq --version` prints one line."""
     done = line("--version")
@@ -99,10 +108,15 @@ def test_a_noun_without_a_verb_shows_its_help(line: Line, words: tuple[str, ...]
         (("run",), "missing argument"),
         (("run", "f", "--nope"), "no such option: --nope"),
         (("run", "f", "--concurrency", "x"), "--concurrency"),
-        (("run", "f", "--concurrency", "0"), "--concurrency"),
         (("run", "f", "--max-line-bytes", "many"), "--max-line-bytes: expected a size"),
         (("worker", "--grace", "soon"), "--grace: expected a duration"),
+        (("run", "f", "--concurrency", "0"), "--concurrency: expected 1 or more"),
+        (("run", ""), "got an empty name"),
+        (("batch", "ls", "--limit", "x"), "--limit"),
         (("worker", "--reserve", "-1"), "--reserve"),
+        (("worker", "--reserve", "5", "--concurrency", "4"), "--reserve: expected at most the concurrency, 4, got 5"),
+        (("worker", "--gpu", ""), "--gpu: expected a label"),
+        (("worker", "--gpu", "a b"), "--gpu: expected a label"),
         (("pause", "chat"), "'chat' is not one of"),
         (("rate", "fast"), "expected a rate"),
         (("rate", "0/s"), "llmq pause batch"),
@@ -138,6 +152,8 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "UTF-16": ('{"prompt": "x"}'.encode("utf-16"), "is UTF-16 text"),
     "not JSON": (b"hello\nworld\n", "line 1"),
     "an array": (b'[{"prompt": "x"}]\n', "line 1"),
+    "an array over many lines": (b'[\n  {"prompt": "x"}\n]\n', "jq -c '.[]' FILE"),
+    "an object over many lines": (b'{\n  "prompt": "x"\n}\n', "jq -c . FILE"),
     "a bad line among good ones": (f'{GOOD}\n{{"messages": []}}\n{GOOD}\n'.encode(), "line 2: messages"),
     "the same id twice": (
         b'{"custom_id": "a", "prompt": "x"}\n{"custom_id": "a", "prompt": "y"}\n',

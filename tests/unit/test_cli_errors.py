@@ -59,6 +59,21 @@ def test_faults_of_a_file_follow_the_line() -> None:
     assert "error: f.jsonl: 1 bad line\n  line 2: messages: is empty\n" == text
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Input should be greater than or equal to 1", "expected 1 or more"),
+        ("Input should be a valid integer, unable to parse string as an integer", "expected a whole number"),
+        ("Input should be a valid number, unable to parse string as a number", "expected a number"),
+    ],
+)
+def test_what_the_parser_found_is_told_in_our_words(said: str, told: str) -> None:
+    """Whoever types a number wrongly need not know what checks it."""
+    code, text = reported(typer.BadParameter(said))
+    assert 2 == code
+    assert text.endswith(f"{told}\n")
+
+
 def test_an_unexpected_error_names_itself_and_how_to_see_more() -> None:
     """Its message stays on one line, however it was written."""
     code, text = reported(KeyError("a\nb"))

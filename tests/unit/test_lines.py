@@ -333,7 +333,7 @@ class TestRefusal:
         content = as_file("good", b"{", batch_line(method="GET"), "good")
         assert refusal(content).splitlines() == [
             "stdin: 2 of 4 lines cannot be used; nothing was queued (--skip-bad makes error lines of them)",
-            "  line 2: is not JSON: unexpected end of data at column 1",
+            "  line 2: is not JSON: unexpected end of data at column 2",
             '  line 3: method: expected "POST", got "GET"',
         ]
 

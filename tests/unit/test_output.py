@@ -297,7 +297,7 @@ class TestWhatIsThere:
         assert f"its folder does not exist; make it first: mkdir -p {tmp_path}/no" == refusal(missing)
         (tmp_path / "file").write_bytes(b"")
         assert refusal(tmp_path / "file" / "out.jsonl").startswith("its folder does not exist")
-        assert "cannot be written (File name too long)" == refusal(tmp_path / ("x" * 300))
+        assert "cannot be written (File name too long); name another place: -o OUT" == refusal(tmp_path / ("x" * 300))
 
     def test_a_folder_without_permission_is_refused(self, tmp_path: Path) -> None:
         """Said in one line."""

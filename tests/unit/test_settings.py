@@ -94,7 +94,7 @@ def test_all_faults_are_reported_at_once() -> None:
         "settings are wrong:",
         "LLMQ_QEUE: there is no such setting; did you mean LLMQ_QUEUE?",
         "LLMQ_QUEUE: expected a queue's name of 1 to 100 letters, digits, '.', '_' or '-', got 'a b'",
-        "LLMQ_CONCURRENCY: input should be greater than or equal to 1",
+        "LLMQ_CONCURRENCY: expected 1 or more",
         "--grace: expected a duration like 90, 90s, 15m, 4h, 7d or 500ms, got 'soon'",
     ]
 

@@ -1,0 +1,28 @@
+"""What a command leaves behind when its asynchronous part has ended."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from llmq.cli.errors import Interrupted
+from llmq.cli.running import SIGNALS, run_async
+
+
+async def _end() -> None:
+    pass
+
+
+async def _interrupt() -> None:
+    raise Interrupted
+
+
+def test_signals_mean_afterwards_what_they_meant_before() -> None:
+    """Ctrl-C leaves a question that is asked between two trips to Redis: `llmq batch cancel` (G14)."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    run_async(_end)
+    assert before == [signal.getsignal(number) for number in SIGNALS]
+    with pytest.raises(Interrupted):
+        run_async(_interrupt)
+    assert before == [signal.getsignal(number) for number in SIGNALS]
