@@ -44,6 +44,11 @@ def workers(url: str) -> list[dict[str, Any]]:
     return found
 
 
+def running(url: str, batch_id: str) -> int:
+    """Return how many lines of a batch run."""
+    return int(llmq("batch", "show", batch_id, "--json", url=url).json["running"])
+
+
 def leave_silent(url: str, worker: str, *, seconds: float) -> None:
     """Leave what a worker leaves that died so long ago, without a word."""
     with client_of(url) as client:
@@ -111,10 +116,10 @@ class TestDrain:
 
     def test_the_worker_finishes_what_it_runs_and_is_gone(self, url: str, tmp_path: Path) -> None:
         """It exits 0 and is listed no more; what it had not begun waits for another (G6)."""
-        batch_id = submitted(url, write_prompts(tmp_path / "p.jsonl", 8, max_tokens=300, ignore_eos=True))
+        batch_id = submitted(url, write_prompts(tmp_path / "p.jsonl", 8, max_tokens=500, ignore_eos=True))
         with started("worker", "--engine", SLOW, "--reserve", 0, url=url) as worker:
             worker.until("ready ")
-            until(lambda: any(found["busy"] == 2 for found in workers(url)), "two lines that run")
+            until(lambda: running(url, batch_id) == 2, "two lines that run")
             (found,) = workers(url)
             assert "drains; it runs" in llmq("drain", found["id"], url=url).out
             until(lambda: [one["state"] for one in workers(url)] == ["draining"], "a worker that drains")
