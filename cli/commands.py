@@ -12,7 +12,23 @@ from typing import Annotated
 
 import typer
 
-from llmq.cli import ask, batch, config, job, policy, run, server, status, submit, worker
+from llmq.cli import (
+    ask,
+    batch,
+    config,
+    dead,
+    doctor,
+    drain,
+    health,
+    job,
+    policy,
+    run,
+    server,
+    status,
+    submit,
+    why,
+    worker,
+)
 from llmq.cli.errors import USAGE
 from llmq.cli.options import Json
 
@@ -72,11 +88,11 @@ def _needs_verb(context: typer.Context) -> None:
         raise typer.Exit(USAGE)
 
 
-def _app(callback: Callable[..., None]) -> typer.Typer:
+def _app(callback: Callable[..., None], *, completion: bool = False) -> typer.Typer:
     return typer.Typer(
         callback=callback,
         invoke_without_command=True,
-        add_completion=False,
+        add_completion=completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings=_CONTEXT,
@@ -85,20 +101,25 @@ def _app(callback: Callable[..., None]) -> typer.Typer:
 
 def build() -> typer.Typer:
     """Put the commands together, in the order in which help lists them."""
-    root = _app(_root)
+    root = _app(_root, completion=True)
     root.command()(run.run)
     root.command("submit-batch")(submit.submit_batch)
     root.command()(ask.ask)
     root.command()(worker.worker)
     root.add_typer(_noun("Look at batches, take their results, and change them.", batch.register), name="batch")
-    root.add_typer(_noun("Look at one single job, or cancel it.", job.register), name="job")
+    root.add_typer(_noun("Look at one single job, cancel or delete it.", job.register), name="job")
+    root.command()(why.why)
+    root.add_typer(_noun("Jobs that were given up: look, run again, delete.", dead.register), name="dead")
     root.command()(status.status)
     root.command()(status.workers)
+    root.command()(drain.drain)
     root.command()(policy.pause)
     root.command()(policy.resume)
     root.command()(policy.rate)
     root.command("set")(policy.set_value)
     root.command()(config.config)
+    root.command()(doctor.doctor)
+    root.command()(health.health)
     root.add_typer(_noun("The embedded server of this user and host.", server.register), name="server")
     return root
 

@@ -1,4 +1,4 @@
-"""`llmq job`: look at one interactive (or single batch) job, or cancel it."""
+"""`llmq job`: look at one interactive (or single batch) job, cancel it, or delete what is left of it."""
 
 from __future__ import annotations
 
@@ -64,6 +64,29 @@ def cancel(job_id: JobId, yes: Yes = False, queue: Queue = None, redis: RedisUrl
         print_line(f"job {job_id} {_OUTCOMES[result]}")
 
 
+def delete(job_id: JobId, yes: Yes = False, queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> None:
+    """Delete the record of a job that has ended, with its answer.
+
+    It would go by itself (llmq set keep_interactive), as what was streamed to its client does within ten minutes.
+    It is one job, named by its id: nobody is asked.
+
+    \b
+    Example:
+      llmq job delete 0f8c2a9be1d64c1f
+    """
+    settings = load(queue=queue, redis_url=redis).settings
+
+    async def work() -> None:
+        async with open_session(settings) as session:
+            await session.queue.delete_job(job_id)
+
+    run_async(work)
+    if json:
+        print_json({"id": job_id, "deleted": True})
+    else:
+        print_line(f"job {job_id} is deleted")
+
+
 def _facts(record: JobRecord, now: float) -> dict[str, str]:
     usage = record.usage
     return {
@@ -84,5 +107,5 @@ def _facts(record: JobRecord, now: float) -> dict[str, str]:
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the noun's app."""
-    for verb in (show, cancel):
+    for verb in (show, cancel, delete):
         app.command()(verb)

@@ -9,6 +9,7 @@
     ├── RedisUnavailable      Redis cannot be reached or cannot be used      exit 4
     │   └── RedisFull         it uses all its maxmemory and takes no more
     ├── EngineUnavailable     no usable inference engine                     exit 4
+    ├── WorkerUnhealthy       a worker does not do its work                  exit 4
     ├── QueueFull             the cap of a traffic class is reached          exit 5 (HTTP 429)
     └── JobEnded              a job ended without an answer
         ├── JobFailed         the engine refused it, or its attempts are used up
@@ -92,6 +93,12 @@ class RedisFull(RedisUnavailable):
 
 class EngineUnavailable(LLMQError):
     """No inference engine that could answer was found."""
+
+    exit_code = 4
+
+
+class WorkerUnhealthy(LLMQError):
+    """A worker lives no more, or lives and does not claim."""
 
     exit_code = 4
 

@@ -18,7 +18,9 @@ from llmq.scheduler.redis_url import redact
 #: More workers than any queue has; keeps one look bounded.
 MAX_WORKERS = 1000
 
+#: States of a worker (see WorkerStatus): it missed a lease of heartbeats; it takes nothing new and ends soon.
 SILENT = "silent"
+DRAINING = "draining"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class WorkerStatus:
     """One worker. `state` is starting, ready, draining, engine_down or silent; times are seconds since the epoch.
 
     `batch_cap` is the most batch requests that it runs at a time now, `reserve` the slots that it keeps free for chat.
-    `measures` are the fields `m.*` of its heartbeat.
+    `claimed_s` is how long ago it claimed, or started if it has not yet. `measures` are the fields `m.*` of its
+    heartbeat.
     """
 
     id: str
@@ -47,6 +50,7 @@ class WorkerStatus:
     reserve: int
     started_at: float
     claimed_at: float
+    claimed_s: float
     lanes: tuple[str, ...]
     version: str
     measures: Mapping[str, str]
@@ -131,10 +135,16 @@ def worker_of(fields: Mapping[str, str], seen_ms: float, now_ms: int, lease_s: f
         reserve=_number(fields, "reserve"),
         started_at=_number(fields, "started_at") / 1000,
         claimed_at=_number(fields, "claimed_at") / 1000,
+        claimed_s=age_s + _unclaimed_ms(fields) / 1000,
         lanes=_names(fields, "lanes"),
         version=fields.get("version", ""),
         measures={name: value for name, value in fields.items() if name.startswith("m.")},
     )
+
+
+def _unclaimed_ms(fields: Mapping[str, str]) -> int:
+    """Return how long a worker had not claimed when it wrote its heartbeat: both times are of its own clock."""
+    return max(0, _number(fields, "seen_at") - (_number(fields, "claimed_at") or _number(fields, "started_at")))
 
 
 def _number(fields: Mapping[str, str], name: str) -> int:

@@ -109,6 +109,11 @@ class QueueKeys:
         """String: who sweeps now; TTL of one sweep interval."""
         return self.prefix + "sweeper"
 
+    @property
+    def probe(self) -> str:
+        """String: what a health check writes to see that Redis takes writes; TTL of ten seconds."""
+        return self.prefix + "probe"
+
     def lane(self, lane: str) -> str:
         """Stream with the group `workers`: waiting and running jobs of a lane; gone with its last job."""
         return f"{self.prefix}lane:{lane}"

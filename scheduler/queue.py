@@ -156,6 +156,17 @@ class Queue:
             await self.tell_worker(verdict.value, f"cancel {lane} {entry}")
         return CancelResult(verdict.word)
 
+    async def delete_job(self, job_id: str) -> None:
+        """Remove the record of a job that has ended, with its answer; a key that it was submitted with is free again.
+
+        Raises NotFoundError, and UsageError while the job lives.
+        """
+        verdict = await scripts.run(self.redis, scripts.delete_job(self.keys, job_id))
+        if verdict.word == "unknown":
+            raise NotFoundError(f"there is no job {job_id!r} in queue {self.name!r}")
+        if verdict.word == "open":
+            raise UsageError(f"job {job_id} has not ended; cancel it first: llmq job cancel {job_id}")
+
     async def end_overdue(self, job_id: str) -> bool:
         """End a job that has waited longer than it may; return whether it has ended, now or before.
 

@@ -31,7 +31,7 @@ async def failed_lines(
             continue
         number += 1
         if number >= first:
-            yield SubmitLine(number, result.key, result.data, _cost(result.data))
+            yield SubmitLine(number, result.key, result.data, cost_of(result.data))
 
 
 def nothing_to_retry(old: BatchRecord) -> UsageError:
@@ -44,7 +44,8 @@ def nothing_to_retry(old: BatchRecord) -> UsageError:
     )
 
 
-def _cost(data: bytes) -> int:
+def cost_of(data: bytes) -> int:
+    """Return what a stored job costs in LLM tokens, as estimated."""
     try:
         return Job.decode(data).cost()
     except EncodingError:  # a malformed job fails again, whatever it costs

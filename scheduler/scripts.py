@@ -39,8 +39,8 @@ T = TypeVar("T")
 #: Names of all scripts; `queue.lua` is what each of them begins with.
 NAMES = (
     "submit_job", "open_batch", "submit_lines", "seal_batch", "claim", "renew", "first_delta", "finish", "retry",
-    "hand_back", "sweep", "reap", "cancel_job", "cancel_batch", "pause_batch", "collect", "delete_batch", "configure",
-    "beat", "lead", "forget", "lose", "recount",
+    "hand_back", "sweep", "reap", "cancel_job", "cancel_batch", "pause_batch", "collect", "delete_batch", "delete_job",
+    "configure", "beat", "lead", "forget", "lose", "recount",
 )  # fmt: skip
 
 #: A time that no clock gets to.
@@ -500,6 +500,11 @@ def delete_batch(keys: QueueKeys, batch_id: str, *, lane: str) -> Call[Verdict]:
     """Remove a batch that has ended, with its results. Answers ok | open (status) | unknown."""
     touched = (*keys.shared, keys.batch(batch_id), keys.results(batch_id))
     return Call(script("delete_batch"), touched, [batch_id, lane], _verdict)
+
+
+def delete_job(keys: QueueKeys, job_id: str) -> Call[Verdict]:
+    """Remove the record of a single job that has ended. Answers ok | open | unknown."""
+    return Call(script("delete_job"), (*keys.shared, keys.job(job_id)), [job_id], _verdict)
 
 
 # --- settings, heartbeats -------------------------------------------------------------------------------------------

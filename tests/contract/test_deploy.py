@@ -50,11 +50,14 @@ def test_the_worker_starts_when_valkey_answers_and_may_drain(services: dict[str,
 
 
 def test_the_worker_command_exists(services: dict[str, Any]) -> None:
-    """What the container runs is a command line that llmq understands."""
+    """What the container runs, and how it is probed, are command lines that llmq understands."""
     from llmq.cli.commands import app
 
-    line = " ".join(["llmq", *(word.replace("$", "") for word in services["worker"]["command"])])
-    assert None is fault_of(line, typer.main.get_command(app))
+    worker = services["worker"]
+    probe = worker["healthcheck"]["test"][1]
+    for line in (" ".join(["llmq", *worker["command"]]), probe):
+        assert None is fault_of(line.replace("$", ""), typer.main.get_command(app))
+    assert probe.startswith("llmq health --worker")
     assert "redis://valkey:6379/0" == services["worker"]["environment"]["LLMQ_REDIS_URL"]
 
 

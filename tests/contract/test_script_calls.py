@@ -151,6 +151,7 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
         {"name": "out", "cursor": "3-0"},
     ),
     (scripts.delete_batch(QUEUE, "b1", lane="batch:b1"), {"id": "b1", "lane": "batch:b1"}),
+    (scripts.delete_job(QUEUE, "j1"), {"id": "j1"}),
     (scripts.configure(QUEUE, {"rate": "5", "burst": "1"}), {"field": "rate", "value": "5"}),
     (
         scripts.beat(QUEUE, "w1", ttl_ms=30, fields={"host": "h1"}),

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from llmq.scheduler.connection import connect
-from llmq.scheduler.errors import NotFoundError
+from llmq.scheduler.errors import NotFoundError, UsageError
 from llmq.scheduler.job import Job, TrafficClass
 from llmq.scheduler.lease import ErrorCode
 from llmq.scheduler.queue import CancelResult, Queue
@@ -34,6 +34,30 @@ async def eater(redis_url: str) -> AsyncIterator[ReplyEater]:
     """A proxy in front of the server, which swallows replies when it is told to."""
     async with ReplyEater(redis_url) as eater:
         yield eater
+
+
+class TestDeletingAJob:
+    """What is left of a job goes before its time."""
+
+    async def test_only_a_job_that_has_ended_goes(self, queue: ScriptedQueue, jobs: Queue) -> None:
+        """Waiting, running and delayed ones are refused, and their records stay as they are (G1)."""
+        with pytest.raises(NotFoundError):
+            await jobs.delete_job("j")
+        await queue.submit("j")
+        for state in JobState.WAITING, JobState.RUNNING, JobState.DELAYED:
+            if state is JobState.RUNNING:
+                (lease,) = (await queue.claim()).leases
+            if state is JobState.DELAYED:
+                await queue.retry(lease, 5.0)
+            before = await queue.state()
+            assert state is (await jobs.job("j")).state
+            with pytest.raises(UsageError, match="llmq job cancel j"):
+                await jobs.delete_job("j")
+            assert before == await queue.state()
+        await queue.pass_time(5_000)
+        await queue.finish(*(await queue.claim()).leases)
+        await jobs.delete_job("j")
+        assert not [path for path in await queue.state() if path.startswith("job:")]
 
 
 class TestJob:

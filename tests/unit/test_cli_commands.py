@@ -51,6 +51,7 @@ def commands() -> Iterator[tuple[str, ...]]:
 
 
 COMMANDS = list(commands())
+NOUNS = [("batch",), ("job",), ("dead",), ("server",)]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -61,10 +62,19 @@ def test_every_command_has_help_that_fits_80_columns(line: Line, words: tuple[st
     assert "--json" in done.out
     assert [] == [text for text in done.out.splitlines() if len(text) > 80]
     assert "..." not in done.out.partition("Commands:")[2], "a summary that does not fit is cut"
-    if words not in ((), ("batch",), ("job",), ("server",)):
+    if words not in ((), *NOUNS):
         example = re.search(r"Examples?:\n +(.*)", done.out)
         assert example is not None
         assert " ".join(("llmq", *words)) in done.out.partition("Example")[2]
+
+
+def test_the_shell_completes_commands(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script for a shell is printed, and what it asks is answered."""
+    assert "complete -o default -F _llmq_completion llmq" in line("--show-completion", "bash").out
+    for name, value in {"_LLMQ_COMPLETE": "complete_bash", "COMP_WORDS": "llmq batch re", "COMP_CWORD": "2"}.items():
+        monkeypatch.setenv(name, value)
+    done = line()
+    assert (0, ["results", "resume", "retry"]) == (done.code, sorted(done.out.split()))
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -82,7 +92,7 @@ def test_the_version_is_the_package_s(line: Line) -> None:
     assert re.fullmatch(r"llmq \d+\.\d+\.\d+\S*\n", done.out)
 
 
-@pytest.mark.parametrize("words", [(), ("batch",), ("job",), ("server",)], ids=" ".join)
+@pytest.mark.parametrize("words", [(), *NOUNS], ids=" ".join)
 def test_a_noun_without_a_verb_shows_its_help(line: Line, words: tuple[str, ...]) -> None:
     """It is a usage error, and the help is on stderr."""
     done = line(*words)

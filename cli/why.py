@@ -1,0 +1,44 @@
+"""`llmq why`: why a job or a batch does not run, in sentences."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from llmq.cli.options import Json, Queue, RedisUrl
+from llmq.cli.render import print_json, print_line
+from llmq.cli.running import run_async
+from llmq.cli.session import load, open_session
+from llmq.scheduler.why import Explanation, explain
+from llmq.scheduler.why_reader import read_why
+
+
+def why(
+    name: Annotated[str, typer.Argument(metavar="ID", help="The id of a job or a batch.")],
+    queue: Queue = None,
+    redis: RedisUrl = None,
+    json: Json = False,
+) -> None:
+    """Say why a job or a batch does not run (yet).
+
+    What holds it back now is marked with an asterisk, each with what to type about it.
+
+    \b
+    Examples:
+      llmq why batch_01h8xk2c5m
+      llmq why 0f8c2a9be1d64c1f --json
+    """
+    settings = load(queue=queue, redis_url=redis).settings
+
+    async def work() -> Explanation:
+        async with open_session(settings) as session:
+            return explain(await read_why(session.queue, name))
+
+    found = run_async(work)
+    if json:
+        print_json(found.to_json())
+        return
+    print_line(f"{found.kind} {found.id}: {found.state}")
+    for reason in found.reasons:
+        print_line(f"{'*' if reason.blocks else ' '} {reason.text}")

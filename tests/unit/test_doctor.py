@@ -1,0 +1,69 @@
+"""How the doctor judges what it measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmq.scheduler.doctor import Finding, judge_clock, judge_latency, judge_memory, judge_workers
+from llmq.scheduler.fleet import WorkerStatus, worker_of
+
+GIB = 2**30
+
+
+def worker(name: str, state: str) -> WorkerStatus:
+    """Return a worker in a state."""
+    return worker_of({"id": name, "state": state, "slots": "4"}, 0, 60_000 if state == "silent" else 0, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("used", "most", "machine", "fine", "text"),
+    [
+        (GIB, 4 * GIB, 8 * GIB, True, "1GiB used of 4GiB (maxmemory)"),
+        (GIB, 0, 8 * GIB, True, "no maxmemory is set"),
+        (GIB, 0, 0, True, "1GiB used; no maxmemory is set"),
+        (9 * GIB, 10 * GIB, 64 * GIB, False, "about to refuse jobs"),
+        (63 * GIB, 0, 64 * GIB, False, "about to refuse jobs"),
+    ],
+)
+def test_memory(used: int, most: int, machine: int, fine: bool, text: str) -> None:
+    """A server near its limit, or near its machine's, refuses jobs soon (F-096)."""
+    found = judge_memory(used, most, machine)
+    assert (fine, fine) == (found.fine, not found.step)
+    assert text in found.text
+
+
+def test_latency() -> None:
+    """By the slowest in a hundred: the others are not what people notice."""
+    assert Finding("latency", True, "p50 0.5 ms, p99 0.5 ms of 100 pings") == judge_latency([0.0005] * 100)
+    found = judge_latency([0.0005] * 98 + [0.25, 0.25])
+    assert (False, "p99 250.0 ms" in found.text, "SLOWLOG" in found.step) == (found.fine, True, True)
+    assert judge_latency([0.0005] * 99 + [0.25]).fine
+
+
+@pytest.mark.parametrize(
+    ("offset", "fine", "text"),
+    [(0.02, True, "20 ms ahead of"), (-3.0, True, "3.0 s behind"), (7.5, False, "7.5 s ahead of"), (-9.0, False, "")],
+)
+def test_clock(offset: float, fine: bool, text: str) -> None:
+    """Some seconds do no harm; llmq goes by one clock alone."""
+    found = judge_clock(offset)
+    assert fine is found.fine
+    assert text in found.text
+
+
+@pytest.mark.parametrize(
+    ("states", "fine", "text"),
+    [
+        (("ready", "ready"), True, "2 ready; 8 slots"),
+        (("ready", "draining"), True, "1 draining, 1 ready; 8 slots"),
+        (("ready", "silent"), False, "1 ready, 1 silent (w1)"),
+        (("engine_down", "ready"), False, "1 engine_down, 1 ready (w0)"),
+        (("silent",), False, "1 silent: nobody serves queue evals"),
+        ((), False, "none: nobody serves queue evals"),
+    ],
+)
+def test_workers(states: tuple[str, ...], fine: bool, text: str) -> None:
+    """Somebody must serve, and nobody be sick."""
+    found = judge_workers([worker(f"w{number}", state) for number, state in enumerate(states)], "evals")
+    assert (fine, text) == (found.fine, found.text)
+    assert fine is not bool(found.step)
