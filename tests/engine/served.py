@@ -23,6 +23,13 @@ print("up", flush=True)
 subprocess.run(["sh", "-c", 'echo $$ >> "$0"; exec sleep 600', sys.argv[1]])
 """
 
+#: Ends at once on SIGTERM, while the process that it started takes its time to end well.
+WRAPPER = """
+import signal, subprocess, sys
+slow = 'trap "sleep 0.3; echo well; exit" TERM; echo up; while :; do sleep 0.05; done'
+subprocess.run(["sh", "-c", slow])
+"""
+
 
 class Served:
     """The processes that one command has started; each writes its number into a file when it begins."""

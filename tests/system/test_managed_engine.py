@@ -21,7 +21,7 @@ from llmq.workers.engines.http import HttpEngine
 from llmq.workers.engines.launch import launch_of_command
 from llmq.workers.engines.managed import ManagedEngine
 from tests.engine.fake import chat
-from tests.engine.served import LOADS_FOR_EVER, Served, runs
+from tests.engine.served import LOADS_FOR_EVER, WRAPPER, Served, runs
 from tests.redis.serving import until
 from tests.system.cli_process import answering, free_port
 from tests.system.cli_process import until as until_now
@@ -167,6 +167,16 @@ class TestGuardian:
             process.stdin.close()
             assert 137 == process.wait(20)
         until_now(lambda: not served.alive, "no process left")
+
+    def test_the_child_of_a_wrapper_may_end_well(self, tmp_path: Path, served: Served) -> None:
+        """The wrapper is gone at once; an engine that is told to end still gets the time for it."""
+        log = tmp_path / "log"
+        with self.guarding(served.program(WRAPPER), log, grace_s=20) as process:
+            until_now(lambda: log.exists() and b"up" in log.read_bytes(), "a word")
+            assert process.stdin is not None
+            process.stdin.close()
+            assert 143 == process.wait(20)
+        assert b"well" in log.read_bytes()
 
     def test_killed_it_takes_the_engine_with_it(self, tmp_path: Path, served: Served) -> None:
         """On Linux, where the kernel does it; elsewhere an engine outlives its guardian, as the documents say."""

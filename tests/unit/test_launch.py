@@ -45,6 +45,12 @@ class TestCommand:
         """Where the command says nothing of it, or something else, --engine says it."""
         assert "http://h:1" == launch_of_command(f"{PYTHON} x --port 9000", "0", "http://h:1").url
 
+    def test_the_key_that_the_engine_is_given_is_the_one_that_it_wants(self) -> None:
+        """Nobody has to say it twice; a setting of one's own wins."""
+        command = f"{PYTHON} --port 1 --api-key secret"
+        keys = (launch_of_command(command, "0", None, key).api_key for key in (None, "mine"))
+        assert ["secret", "mine"] == list(keys)
+
     def test_the_gpu_is_all_that_it_sees(self) -> None:
         """For CUDA and for ROCm; two of them for tensor parallelism."""
         launch = launch_of_command(f"{PYTHON} --port 1", "0, 1", None)

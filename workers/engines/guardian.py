@@ -34,9 +34,17 @@ START_MARK = b"--- started by llmq: "
 #: Exit code where the command cannot be run, as in a shell.
 NOT_RUNNABLE = 127
 
+#: For the processes of a group that ends as it was asked to, after its first has ended.
+LEFT_BEHIND_S = 5.0
+
+_LOOK_S = 0.02
+
 _PR_SET_PDEATHSIG = 1
 _LIFELINE = 0
 _PIECE = 65_536
+
+#: What an engine that has ended may still have in the pipe, and more than a pipe holds.
+_LAST_PIECES = 32
 
 
 class Log:
@@ -95,13 +103,23 @@ class Guardian:
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
                 self._signal(signal.SIGKILL)
                 self._kill_at += 1.0
-        while self._read_output():
-            pass
-        # The first process is gone; what it left behind would hold the GPU's memory. Nobody can have been given the
-        # group's number: it is taken as long as one process is in the group, and else there is nobody to signal.
-        self._signal(signal.SIGKILL)
+        self._end_the_rest()
+        for _ in range(_LAST_PIECES):
+            if not self._read_output():
+                break
         code = self._process.returncode
         return code if code >= 0 else 128 - code
+
+    def _end_the_rest(self) -> None:
+        """End what the first process left behind: it would hold the GPU's memory.
+
+        Where all were asked to end, the others may take a moment longer (the child of a wrapper script). Nobody can
+        have been given the group's number: it is taken as long as one process is in the group.
+        """
+        until = time.monotonic() + LEFT_BEHIND_S if self._asked else 0.0
+        while time.monotonic() < min(until, self._kill_at or until) and self._signal(0):
+            time.sleep(_LOOK_S)
+        self._signal(signal.SIGKILL)
 
     def _watch_signals(self) -> None:
         read_end, write_end = os.pipe()
@@ -121,9 +139,13 @@ class Guardian:
     def _ask_to_end(self) -> None:
         self._asked = True
 
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: no permission for a group of zombies
+    def _signal(self, number: int) -> bool:
+        """Send the group a signal (0: none); return whether anybody is in it."""
+        try:
             os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):  # macOS: no permission for a group of zombies
+            return False
+        return True
 
     def _read_output(self) -> bool:
         """Write down a piece of what the engine has said; return whether there was one. Never waits for more."""

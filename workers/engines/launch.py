@@ -48,7 +48,9 @@ def launch_of_command(text: str, gpu: str, engine: str | None, api_key: str | No
     if engine is not None and not engine.startswith(("http://", "https://")):
         raise UsageError(f"--serve starts an HTTP server: expected its URL as --engine, or none, got {engine!r}")
     url = engine or f"http://{_host(words)}:{_port(words)}"
-    return Launch(PurePath(words[0]).name, tuple(words), url, visible(gpu), api_key)
+    # vLLM, SGLang and llama.cpp call it the same.
+    key = api_key or option(words, "--api-key")
+    return Launch(PurePath(words[0]).name, tuple(words), url, visible(gpu), key)
 
 
 def visible(gpu: str) -> dict[str, str]:
