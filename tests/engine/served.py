@@ -72,5 +72,12 @@ class Served:
 
 def runs(pid: int) -> bool:
     """Tell whether a process lives; one that has ended and waits to be noticed does not."""
-    asked = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return asked.stdout.strip()[:1] not in ("", "Z")
+    if sys.platform == "linux":  # where a small image may have no `ps`
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+    else:
+        asked = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        state = asked.stdout
+    return state.strip()[:1] not in ("", "Z", "X")
