@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator
 
 import typer
 
+from llmq.cli.engine import find
 from llmq.cli.errors import UNEXPECTED
 from llmq.cli.options import EngineName, Json, Queue, RedisUrl
 from llmq.cli.render import print_json, print_line
 from llmq.cli.running import run_async
 from llmq.cli.session import find_redis, load
-from llmq.cli.worker import find
 from llmq.scheduler.connection import connect
 from llmq.scheduler.doctor import Finding, examine
 from llmq.scheduler.errors import LLMQError

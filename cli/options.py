@@ -37,9 +37,24 @@ EngineName = Annotated[
     str | None,
     typer.Option(
         "--engine",
-        metavar="URL|sim",
+        metavar="URL|local:FILE|sim",
         help="The inference engine, with or without /v1 (LLMQ_ENGINE; default: look on the usual local ports).",
     ),
+]
+
+Gpu = Annotated[
+    str,
+    typer.Option("--gpu", metavar="N", help="The GPU: 0, or 0,1 for two. A label, but for what is started here."),
+]
+
+Serve = Annotated[
+    str | None,
+    typer.Option("--serve", metavar="CMD", help="Start this engine on the GPU, keep it running, stop it at the end."),
+]
+
+ServeLog = Annotated[
+    str | None,
+    typer.Option("--serve-log", metavar="FILE|-", help="Where what it prints goes; - is stderr (default: LLMQ_HOME)."),
 ]
 
 Concurrency = Annotated[

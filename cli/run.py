@@ -14,14 +14,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmq.cli.engine import EngineStart, StoppedEarly, open_engine
 from llmq.cli.errors import SOME_FAILED, Interrupted
-from llmq.cli.options import Concurrency, EngineName, Json, MaxLineBytes, Model, Ordered, Out, RedisUrl, SkipBad
+from llmq.cli.options import (
+    Concurrency,
+    EngineName,
+    Gpu,
+    Json,
+    MaxLineBytes,
+    Model,
+    Ordered,
+    Out,
+    RedisUrl,
+    Serve,
+    ServeLog,
+    SkipBad,
+)
 from llmq.cli.prompts import checked_prompts
 from llmq.cli.render import command, count_of, notice, print_json
 from llmq.cli.results import collect, say_ended
 from llmq.cli.running import run_async
 from llmq.cli.session import Session, load, open_session, redis_option
-from llmq.cli.worker import find
 from llmq.cli.workoff import WorkOff
 from llmq.scheduler.batch_record import BatchRecord
 from llmq.scheduler.batches import Batches
@@ -53,11 +66,13 @@ class Run:
     force: bool
     skip_bad: bool
     json: bool
+    start: EngineStart
 
     @property
     def engine(self) -> str:
-        """The engine as it was named, "" where it is looked for."""
-        return (self.loaded.settings.engine or "").rstrip("/").removesuffix("/v1")
+        """The engine as it was named, "" where it is looked for; how many slots a local model has is no other one."""
+        named = self.loaded.settings.engine or ""
+        return named.partition("?")[0] if named.startswith("local:") else named.rstrip("/").removesuffix("/v1")
 
     def source(self, file: InputFile) -> str:
         """Return what an output is made of: the file, and the model in the place of its own."""
@@ -70,6 +85,9 @@ class Run:
         for name in ("engine", "concurrency", "max_line_bytes"):
             if self.loaded.source(name) == "argument":
                 words += [f"--{name.replace('_', '-')}", str(getattr(settings, name))]
+        words += ["--serve", self.start.serve] if self.start.serve else []
+        words += ["--serve-log", self.start.log] if self.start.log else []
+        words += ["--gpu", self.start.gpu] if self.start.gpu != "0" else []
         words += ["--model", self.model] if self.model else []
         words += [*(["--ordered"] if self.ordered else []), *(["--skip-bad"] if self.skip_bad else [])]
         return command(*words, *redis_option(self.loaded))
@@ -79,6 +97,9 @@ def run(
     file: Annotated[str, typer.Argument(metavar="FILE", help="JSON lines; - is stdin.")],
     out: Out = None,
     engine: EngineName = None,
+    gpu: Gpu = "0",
+    serve: Serve = None,
+    serve_log: ServeLog = None,
     concurrency: Concurrency = None,
     model: Model = None,
     ordered: Ordered = False,
@@ -98,10 +119,12 @@ def run(
     Examples:
       llmq run prompts.jsonl -o results.jsonl
       llmq run prompts.jsonl --engine http://127.0.0.1:8000 | jq .
+      llmq run prompts.jsonl --engine local:model.gguf      llama.cpp
       llmq run prompts.jsonl -o out.jsonl --engine sim      a simulated GPU
     """
     loaded = load(engine=engine, concurrency=concurrency, redis_url=redis, max_line_bytes=max_line_bytes)
-    asked = Run(file, loaded, out or _default_output(file, json), model or "", ordered, force, skip_bad, json)
+    start = EngineStart(gpu, serve, serve_log)
+    asked = Run(file, loaded, out or _default_output(file, json), model or "", ordered, force, skip_bad, json, start)
     if ordered and asked.out is None:
         raise UsageError("--ordered needs a file to put in order: -o FILE")
     shutdown = Shutdown()
@@ -149,8 +172,7 @@ async def _run(asked: Run, file: InputFile, checked: Checked, shutdown: Shutdown
             found: FoundEngine | None = None
             if earlier is None or not earlier.ended or asked.force:
                 # Before anything is overwritten or begun: a run without an engine must not cost an earlier one.
-                found = await find(asked.loaded.settings)
-                opened.push_async_callback(found.engine.close)
+                found = await _open_engine(asked, opened, shutdown)
             source, ordered, force = asked.source(file), asked.ordered, asked.force
             out = open_output(asked.out, batch_id, source=source, ordered=ordered, force=force, input_file=file)
             opened.enter_context(out)
@@ -168,6 +190,14 @@ async def _run(asked: Run, file: InputFile, checked: Checked, shutdown: Shutdown
             facts = (await batches.show(batch_id)).to_json()
             print_json(facts | {"queue": queue, "output": str(asked.out), "simulated": simulated})
     return collected.failed
+
+
+async def _open_engine(asked: Run, opened: AsyncExitStack, shutdown: Shutdown) -> FoundEngine:
+    """Find or start the engine; `opened` closes it."""
+    try:
+        return await opened.enter_async_context(open_engine(asked.loaded.settings, asked.start, shutdown))
+    except StoppedEarly:
+        raise Interrupted(f"interrupted before the engine was ready. Go on: {asked.again()}") from None
 
 
 async def _work_off(

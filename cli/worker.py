@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from llmq.cli.options import Concurrency, EngineName, Grace, Json, Queue, RedisUrl
+from llmq.cli.engine import EngineStart, StoppedEarly, open_engine
+from llmq.cli.options import Concurrency, EngineName, Gpu, Grace, Json, Queue, RedisUrl, Serve, ServeLog
 from llmq.cli.render import count_of, notice, print_json
 from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session
@@ -16,17 +17,17 @@ from llmq.scheduler.errors import UsageError
 from llmq.scheduler.settings import Settings
 from llmq.workers.shutdown import Shutdown
 from llmq.workers.slots import WorkerReport
-from llmq.workers.worker import WorkerOptions, serve
-
-if TYPE_CHECKING:
-    from llmq.workers.engines.discovery import FoundEngine
+from llmq.workers.worker import WorkerOptions
+from llmq.workers.worker import serve as serve_queue
 
 _LABEL = re.compile(r"[!-~]{1,64}")
 
 
 def worker(
-    gpu: Annotated[str, typer.Option("--gpu", metavar="N", help="A label for the GPU: 0, or 0,1 for two.")] = "0",
+    gpu: Gpu = "0",
     engine: EngineName = None,
+    serve: Serve = None,
+    serve_log: ServeLog = None,
     queue: Queue = None,
     concurrency: Concurrency = None,
     reserve: Annotated[
@@ -46,6 +47,8 @@ def worker(
     Examples:
       llmq worker --gpu 0                               the engine on a usual port
       llmq worker --gpu 1 --engine http://gpu7:8000 --concurrency 64
+      llmq worker --gpu 0 --serve 'vllm serve Qwen/Qwen3-8B --port 8000'
+      llmq worker --engine 'local:model.gguf?slots=8'   llama.cpp, started here
       llmq worker --engine sim --until-empty            a simulated GPU
     """
     loaded = load(engine=engine, queue=queue, concurrency=concurrency, grace=grace, redis_url=redis)
@@ -62,10 +65,11 @@ def worker(
         until_empty=until_empty,
     )
     shutdown = Shutdown()
-    report = run_async(lambda: _serve(loaded.settings, options, shutdown), shutdown)
+    start = EngineStart(gpu, serve, serve_log)
+    report = run_async(lambda: _serve(loaded.settings, options, start, shutdown), shutdown)
     if json:
-        print_json(asdict(report))
-    else:
+        print_json(asdict(report or WorkerReport("")))
+    elif report is not None:
         done = f"{count_of(report.ended, 'job')} answered, {report.failed:,} failed, {report.handed_back:,} handed back"
         notice(f"ended {report.worker_id} {done}")
 
@@ -76,27 +80,17 @@ def _check_label(gpu: str) -> None:
         raise UsageError(f"--gpu: expected a label of 1 to 64 characters without spaces, like 0 or 0,1; got {gpu!r}")
 
 
-async def find(settings: Settings) -> FoundEngine:
-    """Return the engine of the settings, probed; say which one it is where nobody named it."""
-    # Here and not above: the HTTP client takes 0.2 s to load, and most commands need none.
-    from llmq.workers.engines.discovery import find_engine
-
-    key = settings.engine_api_key
-    found = await find_engine(
-        settings.engine,
-        api_key=key.get_secret_value() if key else None,
-        max_answer_bytes=settings.max_answer_bytes,
-    )
-    if found.note:
-        notice(f"note: {found.note}")
-    return found
-
-
-async def _serve(settings: Settings, options: WorkerOptions, shutdown: Shutdown) -> WorkerReport:
-    async with open_session(settings, warnings=True) as session:
-        # The worker makes connections of its own; the session stays to keep an embedded server alive.
-        found = await find(settings)
-        try:
-            return await serve(session.url, found.engine, options, shutdown)
-        finally:
-            await found.engine.close()
+async def _serve(
+    settings: Settings, options: WorkerOptions, start: EngineStart, shutdown: Shutdown
+) -> WorkerReport | None:
+    """Serve; return None where it was stopped before its engine was ready."""
+    try:
+        async with (
+            # The worker makes connections of its own; the session stays to keep an embedded server alive.
+            open_session(settings, warnings=True) as session,
+            open_engine(settings, start, shutdown) as found,
+        ):
+            return await serve_queue(session.url, found.engine, options, shutdown)
+    except StoppedEarly as stopped:
+        notice(str(stopped))
+        return None

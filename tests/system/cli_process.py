@@ -96,11 +96,11 @@ class Started:
         self.process = process
         self.said = ""
 
-    def until(self, text: str) -> str:
-        """Wait until stderr holds `text`; return all of it so far."""
+    def until(self, text: str, times: int = 1) -> str:
+        """Wait until stderr holds `text` so many times; return all of it so far."""
         assert self.process.stderr is not None
         deadline = time.monotonic() + PATIENCE_S
-        while text not in self.said:
+        while self.said.count(text) < times:
             ready = select.select([self.process.stderr], [], [], max(0.0, deadline - time.monotonic()))[0]
             piece = os.read(self.process.stderr.fileno(), 65_536) if ready else b""
             assert piece, f"expected {text!r} on stderr, got: {self.said}"

@@ -1,1 +1,1 @@
-"""Inference engines, one module each: an OpenAI-compatible HTTP server, or a simulated GPU."""
+"""Inference engines: an OpenAI-compatible HTTP server, one that llmq starts itself, or a simulated GPU."""

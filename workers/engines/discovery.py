@@ -1,7 +1,8 @@
 """From what a user names as the engine to an `Engine`.
 
 `engine_from` reads a name; `find_engine` also takes none, and then looks on this machine for a server on the usual
-ports. It says which one it took, and never falls back to a simulation. Nothing is started here.
+ports. It says which one it took, and never falls back to a simulation. Nothing is started here: a `local:` model and
+`--serve` are `managed.py`'s.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from llmq.workers.engines.sim import SimEngine
 #: Where servers listen by default: vLLM, SGLang, llama.cpp, Ollama.
 LOCAL_PORTS = (8000, 30000, 8080, 11434)
 
-FORMS = "http(s)://HOST:PORT (any OpenAI-compatible server), sim or sim://?slots=32&... (simulated)"
+FORMS = (
+    "http(s)://HOST:PORT (any OpenAI-compatible server), local:MODEL.gguf (llama.cpp, started here), sim or "
+    "sim://?slots=32&... (simulated)"
+)
 
 
 @dataclass(frozen=True, slots=True)
