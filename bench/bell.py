@@ -1,0 +1,22 @@
+"""The other end of a bare bell: `python -m bench.bell URL KEY` pops what is pushed, and prints how long it took."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from llmq.cli.running import run_async
+from llmq.scheduler.connection import connect
+
+
+async def listen(url: str, key: str) -> None:
+    """Listen until killed, on a connection like that of a worker's ear."""
+    redis: Any = connect(url, blocking_s=2)
+    while True:
+        if (rung := await redis.blpop([key], timeout=1)) is not None:
+            print(time.monotonic() - float(rung[1]), flush=True)
+
+
+if __name__ == "__main__":
+    run_async(lambda: listen(*sys.argv[1:]))
