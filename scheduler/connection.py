@@ -15,6 +15,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, cast
 
+import hiredis
 import redis
 import redis.asyncio
 from redis.asyncio.cluster import ClusterNode, ClusterPipeline
@@ -24,7 +25,7 @@ from redis.asyncio.sentinel import SentinelManagedConnection as AsyncSentinelCon
 from redis.asyncio.sentinel import SentinelManagedSSLConnection as AsyncSentinelTLSConnection
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode as SyncClusterNode
-from redis.exceptions import ConnectionError, ReadOnlyError
+from redis.exceptions import ConnectionError, DataError, ReadOnlyError
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
@@ -215,6 +216,19 @@ class _ClosesWhenDemoted:
             raise PrimaryDemoted(f"READONLY {error}") from error
 
 
+class _PacksInC:
+    """A connection that has hiredis pack its commands, as redis-py's connections that block do; in Python a submit
+    takes a fifth of its time for that, and a chunk of lines a quarter."""
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        if " " in args[0]:  # of two words, such as CLIENT SETNAME: rare
+            return super().pack_command(*args)  # type: ignore[misc,no-any-return]
+        try:
+            return [hiredis.pack_command(args)]
+        except TypeError as error:
+            raise DataError(str(error)) from error
+
+
 class _HeedsCancellation:
     """A connection that never swallows a cancellation.
 
@@ -231,23 +245,23 @@ class _HeedsCancellation:
             raise asyncio.CancelledError
 
 
-class _SentinelConnection(_HeedsCancellation, AsyncSentinelConnection):
+class _SentinelConnection(_PacksInC, _HeedsCancellation, AsyncSentinelConnection):
     pass
 
 
-class _SentinelTLSConnection(_HeedsCancellation, AsyncSentinelTLSConnection):
+class _SentinelTLSConnection(_PacksInC, _HeedsCancellation, AsyncSentinelTLSConnection):
     pass
 
 
-class _Connection(_ClosesWhenDemoted, _HeedsCancellation, redis.asyncio.Connection):
+class _Connection(_PacksInC, _ClosesWhenDemoted, _HeedsCancellation, redis.asyncio.Connection):
     pass
 
 
-class _TLSConnection(_ClosesWhenDemoted, _HeedsCancellation, redis.asyncio.SSLConnection):
+class _TLSConnection(_PacksInC, _ClosesWhenDemoted, _HeedsCancellation, redis.asyncio.SSLConnection):
     pass
 
 
-class _SocketConnection(_ClosesWhenDemoted, _HeedsCancellation, redis.asyncio.UnixDomainSocketConnection):
+class _SocketConnection(_PacksInC, _ClosesWhenDemoted, _HeedsCancellation, redis.asyncio.UnixDomainSocketConnection):
     pass
 
 
