@@ -45,6 +45,9 @@ PROTOCOL = 2
 #: A connection that was idle for this long is tried with PING before a command is trusted to it.
 HEALTH_CHECK_S = 30
 
+#: A command of so many bytes is sent without waiting for the kernel to take it; buffers of sockets hold more.
+SMALL_BYTES = 32 * 1024
+
 
 class PrimaryDemoted(ConnectionError):
     """The server that a connection leads to has become a replica; the connection was closed (F-087)."""
@@ -229,39 +232,53 @@ class _PacksInC:
             raise DataError(str(error)) from error
 
 
-class _HeedsCancellation:
-    """A connection that never swallows a cancellation.
+class _SendsAtOnce:
+    """A connection that hands a command to the kernel without a task of its own, and never swallows a cancellation.
 
-    redis-py sends within `asyncio.wait_for`, which before Python 3.12 forgets a cancellation that comes while the
-    sending ends: the task would run on as if nobody had cancelled it, and Ctrl-C, a drain or a timeout would be lost.
+    redis-py sends within `asyncio.wait_for`: a task and two turns of the loop for each command, and before Python 3.12
+    it forgets a cancellation that comes while the sending ends: the task would run on as if nobody had cancelled it,
+    and Ctrl-C, a drain or a timeout would be lost. What is small enough need not be waited for: its reply is. The rest
+    is redis-py's: connecting, the PING of an idle connection, a command that the kernel cannot take at once.
     """
 
-    async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+    async def send_packed_command(self, command: Any, *args: Any, **kwargs: Any) -> None:
+        connection = cast(Any, self)
+        if isinstance(command, list) and sum(map(len, command)) <= SMALL_BYTES and self._is_clear():
+            connection._writer.writelines(command)
+            return
         task = asyncio.current_task()
         before = task.cancelling() if task else 0
-        await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
+        await super().send_packed_command(command, *args, **kwargs)  # type: ignore[misc]
         if task and task.cancelling() > before:
-            await self.disconnect(nowait=True)  # type: ignore[attr-defined]  # the reply will not be read
+            await connection.disconnect(nowait=True)  # the reply will not be read
             raise asyncio.CancelledError
 
+    def _is_clear(self) -> bool:
+        """Whether the connection is up, in use of late, and has nothing left to send."""
+        connection = cast(Any, self)
+        if not connection.is_connected or asyncio.get_running_loop().time() > connection.next_health_check:
+            return False
+        transport = connection._writer.transport
+        return not transport.is_closing() and transport.get_write_buffer_size() == 0
 
-class _SentinelConnection(_PacksInC, _HeedsCancellation, AsyncSentinelConnection):
+
+class _SentinelConnection(_PacksInC, _SendsAtOnce, AsyncSentinelConnection):
     pass
 
 
-class _SentinelTLSConnection(_PacksInC, _HeedsCancellation, AsyncSentinelTLSConnection):
+class _SentinelTLSConnection(_PacksInC, _SendsAtOnce, AsyncSentinelTLSConnection):
     pass
 
 
-class _Connection(_PacksInC, _ClosesWhenDemoted, _HeedsCancellation, redis.asyncio.Connection):
+class _Connection(_PacksInC, _ClosesWhenDemoted, _SendsAtOnce, redis.asyncio.Connection):
     pass
 
 
-class _TLSConnection(_PacksInC, _ClosesWhenDemoted, _HeedsCancellation, redis.asyncio.SSLConnection):
+class _TLSConnection(_PacksInC, _ClosesWhenDemoted, _SendsAtOnce, redis.asyncio.SSLConnection):
     pass
 
 
-class _SocketConnection(_PacksInC, _ClosesWhenDemoted, _HeedsCancellation, redis.asyncio.UnixDomainSocketConnection):
+class _SocketConnection(_PacksInC, _ClosesWhenDemoted, _SendsAtOnce, redis.asyncio.UnixDomainSocketConnection):
     pass
 
 
