@@ -24,7 +24,7 @@ ROWS = (
         "one by one, one producer, Client",
         10_000,
         50,
-        (Goal("jobs", "a second", at_least=4500),),
+        (Goal("jobs", "a second", at_least=4500), Goal("producer", "us a job")),
         submitting.one_by_one,
     ),
     Row(
@@ -32,7 +32,7 @@ ROWS = (
         "one by one, one producer, AsyncClient",
         10_000,
         50,
-        (Goal("jobs", "a second", at_least=3500),),
+        (Goal("jobs", "a second", at_least=3500), Goal("producer", "us a job")),
         submitting.one_by_one_async,
     ),
     Row(
@@ -40,7 +40,7 @@ ROWS = (
         "a batch from memory",
         100_000,
         500,
-        (Goal("lines", "a second", at_least=50_000),),
+        (Goal("lines", "a second", at_least=50_000), Goal("producer", "us a line")),
         submitting.bulk,
     ),
     Row(
@@ -62,6 +62,7 @@ ROWS = (
             Goal("bell p50", "ms"),
             Goal("bell p99", "ms"),
             Goal("times the bell", "", at_most=1.3),
+            Goal("times bell and trip", ""),
         ),
         latency.idle,
     ),
@@ -76,6 +77,7 @@ ROWS = (
             Goal("bell p50", "ms"),
             Goal("bell p99", "ms"),
             Goal("times the bell", ""),
+            Goal("times bell and trip", ""),
         ),
         latency.beside_batch,
     ),
@@ -100,7 +102,11 @@ ROWS = (
         "llmq submit-batch of 1,000,000 lines",
         1_000_000,
         500,
-        (Goal("lines", "a second", at_least=25_000), Goal("memory", "MiB", at_most=150)),
+        (
+            Goal("lines", "a second", at_least=25_000),
+            Goal("producer", "us a line"),
+            Goal("memory", "MiB", at_most=150),
+        ),
         submitting.file,
     ),
     Row(

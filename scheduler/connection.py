@@ -220,11 +220,13 @@ class _ClosesWhenDemoted:
 
 
 class _PacksInC:
-    """A connection that has hiredis pack its commands, as redis-py's connections that block do; in Python a submit
-    takes a fifth of its time for that, and a chunk of lines a quarter."""
+    """A connection that has hiredis pack its commands, as redis-py's connections that block do.
+
+    The 31 parts of a submit take 3 us then; redis-py's asynchronous connections take 19 us, in Python.
+    """
 
     def pack_command(self, *args: Any) -> list[bytes]:
-        if " " in args[0]:  # of two words, such as CLIENT SETNAME: rare
+        if not isinstance(args[0], str) or " " in args[0]:  # of two words, such as CLIENT SETNAME: rare
             return super().pack_command(*args)  # type: ignore[misc,no-any-return]
         try:
             return [hiredis.pack_command(args)]
