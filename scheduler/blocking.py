@@ -1,6 +1,7 @@
 """The blocking client: the same API as `client.py`, for programs without asyncio.
 
-A thin facade: every call is handed to an `AsyncClient` that lives on an event loop in a thread of this client's own.
+A thin facade: calls are handed to an `AsyncClient` that lives on an event loop in a thread of this client's own; only
+single jobs are sent from the caller's thread (`direct.py`).
 Calls may come from several threads. Ctrl-C ends a call at once, and with it only the waiting; a process that ends ends
 the thread. After a fork the child gets a thread and connections of its own, at its first call.
 """
@@ -24,6 +25,7 @@ from llmq.scheduler.job_record import JobRecord
 from llmq.scheduler.portal import Portal
 from llmq.scheduler.prompts import Prompts
 from llmq.scheduler.queue import CancelResult
+from llmq.scheduler.requests import checked_request
 from llmq.scheduler.result import LineResult, Result
 
 
@@ -69,10 +71,12 @@ class Client:
     ) -> JobHandle:
         """Submit one request and return its handle; see `AsyncClient.submit`."""
         portal = self._current()
-        job = portal.run(
-            portal.client.submit(body, cls=cls, url=url, queue=queue, tenant=tenant, timeout=timeout, key=key)
-        )
-        return JobHandle(portal, job)
+        if key is not None:
+            work = portal.client.submit(body, cls=cls, url=url, queue=queue, tenant=tenant, timeout=timeout, key=key)
+            return JobHandle(portal, portal.run(work))
+        job, traffic = checked_request(body, url, cls)
+        line = portal.direct_line(queue)
+        return JobHandle(portal, line.submit(job, cls=traffic, tenant=tenant, timeout=timeout))
 
     def job(self, job_id: str, *, queue: str | None = None) -> JobHandle:
         """Return a handle of a job that was submitted before, by whomever. Raises NotFoundError."""

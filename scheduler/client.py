@@ -22,16 +22,18 @@ from redis.asyncio import Redis
 from llmq.scheduler.batch_handle import AsyncBatchHandle
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.connection import check_server, connect, redis_errors
+from llmq.scheduler.direct import DirectLine
 from llmq.scheduler.embedded import ensure_server
 from llmq.scheduler.errors import UsageError
 from llmq.scheduler.feeding import FeedProgress
 from llmq.scheduler.handles import AsyncJobHandle
 from llmq.scheduler.inspect import QueueStatus, read_status
-from llmq.scheduler.job import ENDPOINTS, Job, TrafficClass
+from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.lines import check, read_lines
 from llmq.scheduler.prompts import Prompts, open_prompts
 from llmq.scheduler.queue import Queue, new_job_id
 from llmq.scheduler.redis_url import redact
+from llmq.scheduler.requests import checked_request
 from llmq.scheduler.settings import Settings, check_tenant, load_settings
 from llmq.scheduler.units import parse_duration
 from llmq.scheduler.waiting import BLOCK_S, Listener
@@ -99,10 +101,7 @@ class AsyncClient:
         Raises UsageError (EncodingError names the field at fault), QueueFull, RedisUnavailable.
         """
         tenant = check_tenant(tenant or self._settings.tenant)
-        traffic = _traffic_class(cls)
-        if not isinstance(body, Mapping):
-            raise UsageError(f"expected the body as an object, got a {type(body).__name__}")
-        job = Job(_endpoint(url), dict(body))
+        job, traffic = checked_request(body, url, cls)
         job_id = new_job_id(tenant, key)
         connected = await self._connect()
         with redis_errors(connected.url):
@@ -186,6 +185,14 @@ class AsyncClient:
             opened, _ = await connected.queue(name or self._settings.queue)
         return opened
 
+    async def _direct_line(self, queue: str | None = None) -> DirectLine:
+        """Return the way into a queue that the blocking client takes (`portal.py`), and closes."""
+        connected = await self._connect()
+        with redis_errors(connected.url):
+            _, listener = await connected.queue(queue or self._settings.queue)
+        listener.listen()
+        return DirectLine(connected.url, listener, self._id, self._settings.tenant, max_connections=MAX_CONNECTIONS)
+
     def _url(self) -> str:
         return self._connected.url if self._connected else ""
 
@@ -248,19 +255,6 @@ class _Connected:
         reader = connect(self.url, blocking_s=BLOCK_S, max_connections=1, client_name="llmq-inbox")
         self._readers.append(reader)
         return queue, Listener(queue, reader, self._client_id)
-
-
-def _traffic_class(cls: TrafficClass | str) -> TrafficClass:
-    try:
-        return TrafficClass(cls)
-    except ValueError:
-        raise UsageError(f"expected the class interactive or batch, got {cls!r}") from None
-
-
-def _endpoint(url: str) -> str:
-    if url not in ENDPOINTS:
-        raise UsageError(f"expected one of the endpoints {', '.join(ENDPOINTS)}, got {url!r}")
-    return url
 
 
 def _window(window: float | str | None) -> float | None:

@@ -95,7 +95,7 @@ def encode_line(line: InputLine | LineFault) -> SubmitLine:
         key = line.key if isinstance(line, UnusableLine) else f"line-{line.line}"
         return SubmitLine(line.line, key, b"", fault=str(line))
     try:
-        return SubmitLine(line.number, line.key, line.job.encode(), line.job.cost())
+        return SubmitLine(line.number, line.key, line.job.encode(proven=line.proven), line.job.cost())
     except EncodingError as error:
         raise UsageError(f"line {line.number}: {error}") from error
 

@@ -49,12 +49,16 @@ PROGRESS_LINES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class InputLine:
-    """A line to queue: its physical number (from 1), its id, its job, and the bytes of the file read so far."""
+    """A line to queue: its physical number (from 1), its id, its job, and the bytes of the file read so far.
+
+    `proven` says that the job was read from a file, and can be stored; one that was made in Python may hold anything.
+    """
 
     number: int
     key: str
     job: Job
     offset: int
+    proven: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ def _parse_lines(file: InputFile, model: str | None, after: int = 0) -> Iterator
         except BadLine as bad:
             yield UnusableLine(number, bad.field, bad.fault, bad.key or f"line-{number}", offset)
         else:
-            yield InputLine(number, key, job, offset)
+            yield InputLine(number, key, job, offset, proven=True)
 
 
 def _first_faults(file: InputFile, checked: Checked) -> tuple[LineFault, ...]:

@@ -11,7 +11,8 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator
 
 from redis.exceptions import RedisClusterException, RedisError
 
@@ -49,7 +50,7 @@ AWAY = (RedisError, RedisClusterException, OSError)
 class Lookout:
     """Looks at the records of `watches` (job id -> watch), those that somebody waits for."""
 
-    def __init__(self, queue: Queue, watches: Mapping[str, Watch]) -> None:
+    def __init__(self, queue: Queue, watches: weakref.WeakValueDictionary[str, Watch]) -> None:
         self._queue = queue
         self._watches = watches
         self._rung: list[Watch] = []
@@ -162,7 +163,9 @@ class Lookout:
                 # else: it rang for a delivery that ended nothing; the record is looked at again
 
     def _waited_for(self) -> Iterator[Watch]:
-        return (watch for watch in list(self._watches.values()) if watch.waiters and not watch.over)
+        # References, and not values: a thread that submits may add one in between.
+        watches = [ref() for ref in self._watches.valuerefs()]
+        return (watch for watch in watches if watch is not None and watch.waiters and not watch.over)
 
     def _pause(self, watch: Watch) -> float:
         """Return how long to wait before the next look at a record."""

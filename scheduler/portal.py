@@ -10,10 +10,11 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from llmq.scheduler.client import AsyncClient
+from llmq.scheduler.direct import DirectLine
 from llmq.scheduler.errors import UsageError
 from llmq.scheduler.tasks import end_tasks
 
@@ -36,13 +37,21 @@ class Portal:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_serve, args=(self._loop,), name="llmq-client", daemon=True)
         self._thread.start()
+        self._lines: dict[str | None, DirectLine] = {}
         # Runs once, whoever calls it first: `close`, the garbage collector, or the end of the process.
-        self.close = weakref.finalize(self, _end, self._pid, self._loop, self._thread, client)
+        self.close = weakref.finalize(self, _end, self._pid, self._loop, self._thread, client, self._lines)
 
     @property
     def here(self) -> bool:
         """Whether this is the process that the thread runs in; threads do not survive a fork."""
         return self._pid == os.getpid()
+
+    def direct_line(self, queue: str | None) -> DirectLine:
+        """Return the way of single jobs into a queue, from any thread."""
+        if (line := self._lines.get(queue)) is None:
+            opened = self.run(self.client._direct_line(queue))
+            line = self._lines.setdefault(queue, opened)  # another thread may have been quicker
+        return line
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and return what it returns. What interrupts this call cancels it."""
@@ -80,10 +89,18 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-def _end(pid: int, loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: AsyncClient) -> None:
+def _end(
+    pid: int,
+    loop: asyncio.AbstractEventLoop,
+    thread: threading.Thread,
+    client: AsyncClient,
+    lines: Mapping[str | None, DirectLine],
+) -> None:
     """Close a client and end its thread; in a forked child nothing: all of it is the parent's."""
     if pid != os.getpid() or not thread.is_alive():
         return
+    for line in lines.values():
+        line.close()
     closing = asyncio.run_coroutine_threadsafe(client.aclose(), loop)
     closing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
     if threading.current_thread() is not thread:

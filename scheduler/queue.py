@@ -99,14 +99,26 @@ class Queue:
         A reply that is late or lost is answered by sending the same id once more: the script takes an id only once,
         so that this cannot make two jobs (F-084).
         """
+        job_id = job_id or new_job_id(check_tenant(tenant), key)
+        call = self.submission(job, cls=cls, tenant=tenant, ttl=ttl, job_id=job_id, reply_to=reply_to)
+        try:
+            verdict = await scripts.run(self.redis, call)
+        except (RedisConnectionError, RedisTimeoutError):
+            verdict = await scripts.run(self.redis, call)
+        self.accept(verdict, cls)
+        return job_id
+
+    def submission(
+        self, job: Job, *, cls: TrafficClass, tenant: str, ttl: float | None, job_id: str, reply_to: str
+    ) -> scripts.Call[scripts.Verdict]:
+        """Return the call that submits a job; it is made, and may be made once more, by whoever has a connection."""
         data = job.encode()
         if len(data) > self._max_body_bytes:
             raise UsageError(
                 f"expected a job of at most {format_size(self._max_body_bytes)}, got {format_size(len(data))}; "
                 "pass large inputs by reference, or raise LLMQ_MAX_BODY_BYTES"
             )
-        job_id = job_id or new_job_id(check_tenant(tenant), key)
-        call = scripts.submit_job(
+        return scripts.submit_job(
             self.keys,
             job_id,
             lane=lane_of_tenant(cls, tenant),
@@ -117,13 +129,11 @@ class Queue:
             ttl_ms=None if ttl is None else _ttl_ms(ttl),
             client=reply_to,
         )
-        try:
-            verdict = await scripts.run(self.redis, call)
-        except (RedisConnectionError, RedisTimeoutError):
-            verdict = await scripts.run(self.redis, call)
+
+    def accept(self, verdict: scripts.Verdict, cls: TrafficClass) -> None:
+        """Raise QueueFull where that is what Redis says to a submission."""
         if verdict.word == "full":
             raise QueueFull(cls.value, verdict.number)
-        return job_id
 
     async def job(self, job_id: str) -> JobRecord:
         """Return what is known of a single job. Raises NotFoundError."""

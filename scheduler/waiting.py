@@ -55,15 +55,19 @@ class Listener:
         """Listen for a job from now on: before it is sent, or (`foreign`) one that somebody else has sent.
 
         `ttl` is its longest time in the queue in seconds where that is known. Nobody listens for a watch that nobody
-        holds any more.
+        holds any more. Once it listens, other threads may call this, too, for jobs of their own.
         """
         if (known := self._watches.get(job_id)) is not None:
             return known
-        if not self._tasks:
-            self._tasks = [asyncio.create_task(self._guard(part)) for part in (self._reads(), self._lookout.looks())]
+        self.listen()
         overdue_at = time.monotonic() + ttl + OVERDUE_GRACE_S if ttl else math.inf
         watch = self._watches[job_id] = Watch(job_id, foreign=foreign, overdue_at=overdue_at)
         return watch
+
+    def listen(self) -> None:
+        """Begin to listen, if that is not done yet."""
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(self._guard(part)) for part in (self._reads(), self._lookout.looks())]
 
     @contextlib.contextmanager
     def waiting(self, watch: Watch) -> Iterator[None]:
@@ -150,7 +154,9 @@ class Listener:
                 self._lookout.ring(watch)
 
     def _left(self) -> list[Watch]:
-        return [watch for watch in list(self._watches.values()) if not watch.over]
+        # References, and not values: a thread that submits may add one in between.
+        watches = [ref() for ref in self._watches.valuerefs()]
+        return [watch for watch in watches if watch is not None and not watch.over]
 
 
 def _order(entry: bytes) -> tuple[int, int]:

@@ -97,6 +97,7 @@ class Bells:
                 self._on_command(value)
         elif _usable(self._allowance(), key == self._bells[True]):
             self._on_ring()
+            await asyncio.sleep(0)  # the claim is sent before the next wait: somebody waits for it
         else:
             await self._push(key, value)
 

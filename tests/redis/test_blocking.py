@@ -27,11 +27,13 @@ from llmq import (
     JobHandle,
     JobState,
     QueueFull,
+    RedisUnavailable,
     UsageError,
 )
 from llmq.scheduler.connection import connect
 from llmq.scheduler.tasks import end_tasks
 from tests.chat_worker import HELLO, ChatWorker
+from tests.reply_eater import ReplyEater
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -134,6 +136,28 @@ def test_several_threads_may_use_one_client(client: Client, redis_url: str) -> N
         texts = list(pool.map(lambda job: job.result(timeout=20).text, jobs))
     assert 40 == len({job.id for job in jobs})
     assert ["Hello world"] * 40 == texts
+
+
+async def test_a_lost_reply_makes_no_second_job(redis_url: str) -> None:
+    """Sent from the caller's own thread, a job whose reply is lost is sent again with the same id (F-084)."""
+    async with ReplyEater(redis_url) as eater:
+        client = await asyncio.to_thread(Client, eater.url)
+        first = await asyncio.to_thread(client.submit, BODY)
+        eater.swallow_reply_to("EVALSHA", cut=True)
+        second = await asyncio.to_thread(client.submit, BODY)
+        status = await asyncio.to_thread(client.status)
+        await asyncio.to_thread(client.close)
+    assert (1, 2) == (eater.swallowed, status.interactive.waiting)
+    assert first.id != second.id
+
+
+def test_a_bad_request_is_refused_before_anything_is_connected() -> None:
+    """Though there is no server at all."""
+    with Client("redis://127.0.0.1:1/0") as client:
+        with pytest.raises(UsageError, match="endpoints"):
+            client.submit(BODY, url="/v1/audio")
+        with pytest.raises(RedisUnavailable):
+            client.submit(BODY)
 
 
 def test_ctrl_c_ends_a_wait_at_once_and_only_the_wait(client: Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ from llmq.scheduler.feeding import (
     encode_lines,
 )
 from llmq.scheduler.job import Job
-from llmq.scheduler.lines import InputLine, UnusableLine
+from llmq.scheduler.lines import InputLine, UnusableLine, check, open_input, read_lines
 from llmq.scheduler.scripts import SubmitLine
 
 URL = "/v1/chat/completions"
@@ -169,3 +170,23 @@ class TestEncoding:
         assert 10 * SLICE == len([line async for line in encode_lines(lines, 1)])
         beside.cancel()
         assert turns >= 10
+
+
+def test_a_model_that_cannot_be_stored_is_named() -> None:
+    """Bodies are proven when they are read; a model that takes the place of theirs is the caller's, and is not."""
+    body = {"messages": [{"role": "user", "content": "hello"}], "model": "half of a pair: \ud800"}
+    with pytest.raises(UsageError, match=r"line 7: .*body\.model"):
+        encode_line(InputLine(7, "a", Job(URL, body), 0, proven=True))
+
+
+def test_a_line_of_a_file_is_stored_as_any_other(tmp_path: Path) -> None:
+    """What was proven is encoded without another look, to the same bytes."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        '{"messages": [{"role": "user", "content": "Grüße"}], "seed": 18446744073709551615, "top_p": 0.1}\n'
+    )
+    with open_input(path) as file:
+        (line,) = read_lines(file, check(file))
+    assert isinstance(line, InputLine)
+    assert line.proven
+    assert line.job.encode() == encode_line(line).data
