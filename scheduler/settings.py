@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import platformdirs
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
@@ -83,10 +83,6 @@ def _no_bool(value: object) -> object:
     return value
 
 
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
-
-
 Seconds = Annotated[float, BeforeValidator(_no_bool), _read(parse_duration)]
 Bytes = Annotated[int, BeforeValidator(_no_bool), _read(parse_size), Field(ge=1)]
 
@@ -125,8 +121,6 @@ class Settings(BaseModel):
     max_line_bytes: Bytes = 1024**2
     max_body_bytes: Bytes = 16 * 1024**2
     max_answer_bytes: Bytes = 8 * 1024**2
-
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "warning"
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():

@@ -35,7 +35,6 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "max_line_bytes": 1_048_576,
         "max_body_bytes": 16_777_216,
         "max_answer_bytes": 8_388_608,
-        "log_level": "warning",
     }
     assert settings.home.name == "llmq"
 
