@@ -66,8 +66,8 @@ async def _redis(settings: Settings) -> AsyncGenerator[Finding, None]:
 
 
 async def _engine(settings: Settings) -> AsyncGenerator[Finding, None]:
-    """Probe the engine, where one is named: a host without one is no fault."""
-    if settings.engine is None:
+    """Probe the engine, where one is named: a host without one is no fault, and a local model has no server yet."""
+    if settings.engine is None or settings.engine.startswith("local:"):
         return
     try:
         found = await find(settings)

@@ -266,6 +266,11 @@ class TestDoctor:
         assert 1 == done.code
         assert [("server", False), ("engine", True)] == [(one["check"], one["fine"]) for one in done.json["findings"]]
 
+    def test_a_local_model_has_no_server_to_be_looked_at(self, own_server: OwnServer) -> None:
+        """The command that uses it starts it; until then there is nothing that could be wrong."""
+        done = llmq("doctor", "--engine", "local:model.gguf", "--json", url=own_server().url)
+        assert "engine" not in [one["check"] for one in done.json["findings"]]
+
 
 class TestJobDelete:
     """`llmq job delete`: what is left of a job."""
