@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP front of llmq: it is not part of this version."""
+"""The OpenAI-compatible HTTP front of llmq: chat, files and batches for any OpenAI client."""
