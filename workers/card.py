@@ -49,6 +49,8 @@ class Card:
             "batch_cap": slots.concurrency - reserve if cap is None else cap,
             "reserve": reserve,
             "governor": governing.state.value,
+            "chat_seen": governing.far_over.seen,
+            "chat_far_over": governing.far_over.slow,
             "state": self.state,
             "started_at": round(self.started_at * 1000),
             "seen_at": round(time.time() * 1000),

@@ -161,6 +161,12 @@ class ChatSignal:
         since = max(since, now - REMEMBERED_S)
         return self._evidence(self._firsts.since(since), self._gaps.since(since)) + self._overdue(since, now)
 
+    def over(self, limit_s: float, since: float, now: float) -> Evidence:
+        """Return how many first tokens since then, and waits that last, were over another limit than the objective."""
+        found = [seconds > limit_s for at, seconds, _ in self._firsts.kept if at > since]
+        late = sum(1 for came in self._waiting.values() if now - came > limit_s)
+        return Evidence(len(found) + late, sum(found) + late)
+
     def ttft_p95(self, now: float, window_s: float) -> float | None:
         """Return the p95 of times to first token in the window; None where nothing was seen."""
         return self._firsts.p95(now - window_s)

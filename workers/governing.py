@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.lease import Lease
 from llmq.scheduler.live import LiveSettings
-from llmq.workers.chat_signal import ChatSignal, Objective
-from llmq.workers.governor import Operating, Seen, State, step
+from llmq.workers.chat_signal import ChatSignal, Evidence, Objective
+from llmq.workers.governor import WASTE_SHARE, Operating, Seen, State, step
 
 #: A step takes some 20 us; ten a second answer a burst by its second slow request.
 STEP_S = 0.1
@@ -27,6 +27,9 @@ RECENT_S = 5.0
 
 #: Over so long what was thrown away is compared with what was made.
 WASTE_WINDOW_S = 30.0
+
+#: What the whole fleet's chat sees is compared with this many times the objective (`fleet_watch.py`).
+FLEET_LIMIT = 2.0
 
 #: While the objective holds, a batch start waits for chat that waits for its first token, but never longer than this.
 YIELD_S = 1.0
@@ -66,6 +69,7 @@ class Governing:
         self._tokens = _Tokens()
         self._batch_started_at = 0.0
         self._allowed: int | None = None
+        self.far_over = Evidence()
 
     @property
     def state(self) -> State:
@@ -94,7 +98,7 @@ class Governing:
 
     def excess(self, load: Load) -> int:
         """Return how many batch requests are to be preempted for the objective, while little has been wasted."""
-        if self._operating is None or self._tokens.wasted_share() > 0.04:
+        if self._operating is None or self._tokens.wasted_share() > WASTE_SHARE:
             return 0
         return max(0, load.batch - self._operating.batch_cap) if self._operating.state is not State.IDLE else 0
 
@@ -138,6 +142,9 @@ class Governing:
         settings = self._settings()
         self.signal.objective = Objective(settings.ttft_p95_s, settings.itl_p95_s)
         now, load = self._clock(), self._load()
+        limit = settings.ttft_p95_s
+        # Kept for the heartbeat, which another thread writes.
+        self.far_over = Evidence() if limit is None else self.signal.over(limit * FLEET_LIMIT, now - RECENT_S, now)
         self._tokens.note(now)
         if not self.signal.objective.stated or self.signal.blind:
             if self._operating is not None:
