@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from redis.asyncio import Redis
 
@@ -19,8 +21,9 @@ pytestmark = pytest.mark.leaves("llmq:{q}:*")
 
 async def beat(redis: Redis, worker: str, seen: Evidence, now_ms: int) -> None:
     """Write what a worker's heartbeat says of chat."""
-    facts: dict[str, str | int] = {"id": worker, "state": "ready", "chat_seen": seen.seen, "chat_far_over": seen.slow}
-    await redis.hset(KEYS.worker(worker), mapping={**facts})
+    client: Any = redis
+    facts = {"id": worker, "state": "ready", "chat_seen": seen.seen, "chat_far_over": seen.slow}
+    await client.hset(KEYS.worker(worker), mapping=facts)
     await redis.pexpire(KEYS.worker(worker), 60_000)
     await redis.zadd(KEYS.workers, {worker: now_ms})
 
