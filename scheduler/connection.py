@@ -18,17 +18,16 @@ from typing import Any, cast
 import hiredis
 import redis
 import redis.asyncio
-from redis.asyncio.cluster import ClusterNode, ClusterPipeline
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
 from redis.asyncio.sentinel import SentinelManagedConnection as AsyncSentinelConnection
 from redis.asyncio.sentinel import SentinelManagedSSLConnection as AsyncSentinelTLSConnection
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode as SyncClusterNode
 from redis.exceptions import ConnectionError, DataError, ReadOnlyError
 from redis.retry import Retry
 from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
+from llmq.scheduler.cluster import Cluster, SyncCluster
 from llmq.scheduler.redis_errors import redis_errors
 from llmq.scheduler.redis_url import RedisAddress, Topology, parse_redis_url, redact
 from llmq.scheduler.server_check import ServerFacts, check_server
@@ -65,37 +64,28 @@ def connect(
 
     `blocking_s` is the longest time that a command of this client blocks in the server; `timeout_s` is what connecting,
     and any other reply, may take. A command whose pool is used up waits for a connection. The caller closes the client
-    (`await client.aclose()`). For a cluster it is a RedisCluster, which has the same commands; the type says Redis, so
-    that not every caller has to tell them apart.
+    (`await client.aclose()`).
     """
     address = parse_redis_url(url)
-    options = _options(address, blocking_s, timeout_s, client_name)
-    wait = _pool_wait(blocking_s, timeout_s)
+    options = _options(address, blocking_s, timeout_s, client_name) | {
+        "max_connections": max_connections,
+        "timeout": _pool_wait(blocking_s, timeout_s),
+        "retry": _no_async_retry(),
+    }
     match address.topology:
         case Topology.CLUSTER:
-            return cast(redis.asyncio.Redis, _WaitingCluster(address, options, max_connections, wait))
+            return Cluster(address.hosts, lambda node: _server(address, _place(node), options))
         case Topology.SENTINEL:
-            pool: redis.asyncio.ConnectionPool = _WaitingSentinelPool(  # type: ignore[no-untyped-call]
+            pool = _WaitingSentinelPool(  # type: ignore[no-untyped-call]
                 address.service,
                 _sentinels(address, timeout_s),
                 connection_class=_SentinelTLSConnection if address.tls else _SentinelConnection,
-                max_connections=max_connections,
-                timeout=wait,
-                retry=_no_async_retry(),
                 db=address.db,
                 **options,
             )
+            return redis.asyncio.Redis.from_pool(pool)
         case Topology.SERVER:
-            pool = redis.asyncio.BlockingConnectionPool(
-                connection_class=_SocketConnection if address.path else _TLSConnection if address.tls else _Connection,
-                max_connections=max_connections,
-                timeout=wait,
-                retry=_no_async_retry(),
-                db=address.db,
-                **_place(address),
-                **options,
-            )
-    return redis.asyncio.Redis.from_pool(pool)
+            return _server(address, {"path": address.path} if address.path else _place(address.hosts[0]), options)
 
 
 def connect_sync(
@@ -112,33 +102,40 @@ def connect_sync(
     With `health_check_s` 0 no PING is sent, not even on connecting: a server that loads its data refuses it.
     """
     address = parse_redis_url(url)
-    options = _options(address, blocking_s, timeout_s, client_name) | {"health_check_interval": health_check_s}
-    bounds: dict[str, Any] = {
+    options = _options(address, blocking_s, timeout_s, client_name) | {
+        "health_check_interval": health_check_s,
         "max_connections": max_connections,
         "timeout": _pool_wait(blocking_s, timeout_s),
         "retry": _no_retry(),
     }
     match address.topology:
         case Topology.CLUSTER:
-            return cast(redis.Redis, _sync_cluster(address, options | bounds))
+            return SyncCluster(address.hosts, lambda node: _sync_server(address, _place(node), options))
         case Topology.SENTINEL:
-            pool: redis.ConnectionPool = _WaitingSyncSentinelPool(  # type: ignore[no-untyped-call]
+            pool = _WaitingSyncSentinelPool(  # type: ignore[no-untyped-call]
                 address.service,
                 _sync_sentinels(address, timeout_s),
                 connection_class=SentinelManagedSSLConnection if address.tls else SentinelManagedConnection,
                 db=address.db,
-                **bounds,
                 **options,
             )
+            return redis.Redis.from_pool(pool)
         case Topology.SERVER:
-            classes = (_SyncSocketConnection, _SyncTLSConnection, _SyncConnection)
-            pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
-                connection_class=classes[0 if address.path else 1 if address.tls else 2],
-                db=address.db,
-                **bounds,
-                **_place(address),
-                **options,
-            )
+            return _sync_server(address, {"path": address.path} if address.path else _place(address.hosts[0]), options)
+
+
+def _server(address: RedisAddress, place: Mapping[str, Any], options: Mapping[str, Any]) -> redis.asyncio.Redis:
+    """Return the client of one server, or of one node of a cluster."""
+    kind = _SocketConnection if address.path else _TLSConnection if address.tls else _Connection
+    pool = redis.asyncio.BlockingConnectionPool(connection_class=kind, db=address.db, **place, **options)
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+def _sync_server(address: RedisAddress, place: Mapping[str, Any], options: Mapping[str, Any]) -> redis.Redis:
+    kind = _SyncSocketConnection if address.path else _SyncTLSConnection if address.tls else _SyncConnection
+    pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
+        connection_class=kind, db=address.db, **place, **options
+    )
     return redis.Redis.from_pool(pool)
 
 
@@ -168,11 +165,8 @@ def _keepalive(address: RedisAddress) -> dict[str, Any]:
     return {"socket_keepalive": True, "socket_keepalive_options": known}
 
 
-def _place(address: RedisAddress) -> dict[str, Any]:
-    if address.path:
-        return {"path": address.path}
-    host, port = address.hosts[0]
-    return {"host": host, "port": port}
+def _place(node: tuple[str, int]) -> dict[str, Any]:
+    return {"host": node[0], "port": node[1]}
 
 
 def _sentinel_options(address: RedisAddress, timeout_s: float) -> dict[str, Any]:
@@ -327,90 +321,3 @@ class _WaitingSyncSentinelPool(SentinelConnectionPool, redis.BlockingConnectionP
             redis.BlockingConnectionPool.disconnect(self)
             for sentinel in self.sentinel_manager.sentinels:
                 sentinel.close()
-
-
-class _WaitingCluster(redis.asyncio.RedisCluster):
-    """A cluster client whose commands wait for a connection; redis-py's raises when a node's are used up.
-
-    Commands and pipelines each have their own `max_connections` places, and a node takes the sum: a pipeline that is
-    redirected sends single commands from within, so places shared by both could all be held by waiting pipelines.
-    """
-
-    #: No error is one after which a command is sent again (MOVED, ASK and TRYAGAIN are no errors: it did not run).
-    ERRORS_ALLOW_RETRY = ()  # type: ignore[assignment]
-
-    def __init__(self, address: RedisAddress, options: Mapping[str, Any], places: int, wait: float) -> None:
-        super().__init__(
-            startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
-            max_connections=2 * places,
-            retry=_no_async_retry(),
-            ssl=address.tls is not None,
-            **_no_cluster_retry(),
-            **options,
-        )
-        self._commands = _Places(places, wait)
-        self._pipelines = _Places(places, wait)
-
-    async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
-        async with self._commands:
-            return await super().execute_command(*args, **kwargs)
-
-    async def aclose(self) -> None:
-        await super().aclose()
-        # After an error redis-py takes the client for one that was never connected, and leaves its nodes open.
-        await self.nodes_manager.aclose()
-        await self.nodes_manager.aclose("startup_nodes")
-
-    def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> ClusterPipeline:
-        if transaction or shard_hint:
-            return super().pipeline(transaction, shard_hint)
-        return _WaitingClusterPipeline(self)  # type: ignore[abstract]
-
-
-class _WaitingClusterPipeline(ClusterPipeline):
-    def __init__(self, client: _WaitingCluster) -> None:
-        super().__init__(client)
-        self._places = client._pipelines
-
-    async def execute(self, *args: Any, **kwargs: Any) -> Any:
-        async with self._places:
-            return await super().execute(*args, **kwargs)
-
-
-class _Places:
-    """A semaphore that gives up after `wait` seconds, as a pool does."""
-
-    def __init__(self, places: int, wait: float) -> None:
-        self._semaphore = asyncio.Semaphore(places)
-        self._wait = wait
-
-    async def __aenter__(self) -> None:
-        try:
-            async with asyncio.timeout(self._wait):
-                await self._semaphore.acquire()
-        except TimeoutError:
-            raise ConnectionError("No connection available.") from None
-
-    async def __aexit__(self, *error: object) -> None:
-        self._semaphore.release()
-
-
-class _SyncCluster(redis.RedisCluster):
-    ERRORS_ALLOW_RETRY = ()  # type: ignore[assignment]
-
-
-def _sync_cluster(address: RedisAddress, options: Mapping[str, Any]) -> redis.RedisCluster:
-    host, port = address.hosts[0]
-    # Only a client that is made from a URL builds its nodes' pools of the class that it is given.
-    return _SyncCluster(
-        url=f"{'rediss' if address.tls else 'redis'}://{f'[{host}]' if ':' in host else host}:{port}",
-        startup_nodes=[SyncClusterNode(*node) for node in address.hosts[1:]],  # type: ignore[no-untyped-call]
-        connection_pool_class=redis.BlockingConnectionPool,
-        **_no_cluster_retry(),
-        **options,
-    )
-
-
-def _no_cluster_retry() -> dict[str, Any]:
-    """Return what redis-py 5 wants besides `retry`: there it is how often a pipeline is sent, 0 being never."""
-    return {"cluster_error_retry_attempts": 1} if redis.VERSION[0] < 6 else {}

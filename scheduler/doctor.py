@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
 from llmq.scheduler.connection import check_server, redis_errors
@@ -21,6 +21,7 @@ from llmq.scheduler.fleet import SILENT, WorkerStatus, read_workers
 from llmq.scheduler.health import check_health
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.redis_url import redact
+from llmq.scheduler.server_check import primaries_of
 from llmq.scheduler.units import format_size
 
 #: PINGs that are timed: enough to see the slowest in a hundred.
@@ -100,9 +101,7 @@ async def _server(redis: Redis, url: str) -> list[Finding]:
 
 
 async def _memory(redis: Redis) -> list[Finding]:
-    cluster = isinstance(cast(object, redis), RedisCluster)
-    answer: Any = await redis.info("memory", **({"target_nodes": RedisCluster.PRIMARIES} if cluster else {}))
-    nodes = [answer] if "used_memory" in answer else list(answer.values())
+    nodes: list[dict[str, Any]] = [await node.info("memory") for node in await primaries_of(redis)]
     return [
         judge_memory(int(node["used_memory"]), int(node.get("maxmemory", 0)), int(node.get("total_system_memory", 0)))
         for node in nodes

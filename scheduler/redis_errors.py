@@ -50,6 +50,8 @@ MEANINGS = {
     "BUSY": Meaning("is held up by a script that runs too long", f"{_WAIT}, or end it: SCRIPT KILL"),
     "CLUSTERDOWN": Meaning("is a cluster that is down, or has slots without a node", "check it: CLUSTER INFO"),
     "MASTERDOWN": Meaning("is a replica whose primary is away", _PRIMARY),
+    "MOVED": Meaning("is a cluster that does not agree yet which node holds this queue", _WAIT),
+    "UNBLOCKED": Meaning("has just become a replica", _PRIMARY),
     "TRYAGAIN": Meaning("is a cluster that is moving this queue to another node", _WAIT),
     "NOREPLICAS": Meaning("has too few replicas to accept writes", "start them, or lower min-replicas-to-write"),
 }
@@ -63,7 +65,11 @@ _NO_DATABASE = Meaning("has no database of that number", "use one that it has, a
 _NOT_A_CLUSTER = Meaning("is no cluster", "use redis:// instead of redis+cluster:// in LLMQ_REDIS_URL")
 
 #: Errors of wrong URLs, which have no code of their own.
-_SAID = (("DB index is out of range", _NO_DATABASE), ("unknown command 'SENTINEL'", _NOT_A_SENTINEL))
+_SAID = (
+    ("DB index is out of range", _NO_DATABASE),
+    ("unknown command 'SENTINEL'", _NOT_A_SENTINEL),
+    ("cluster support disabled", _NOT_A_CLUSTER),
+)
 
 # redis-py takes the code off where it has a class for it. More special classes come first.
 _CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -76,6 +82,7 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.ClusterDownError, "CLUSTERDOWN"),
     (exceptions.SlotNotCoveredError, "CLUSTERDOWN"),
     (exceptions.TryAgainError, "TRYAGAIN"),
+    (exceptions.AskError, "MOVED"),  # and MovedError
 )
 
 
@@ -118,22 +125,11 @@ def explain(error: BaseException) -> Meaning | None:
         return _SLOW
     if isinstance(error, exceptions.InvalidResponse):
         return _NOT_REDIS
-    if isinstance(error, exceptions.RedisClusterException):
-        return _explain_cluster(text)
     for said, meaning in _SAID:
         if said in text:
             return meaning
     # From here on a server's error: the code in front is all there is (also of one that a script passed on).
     return MEANINGS.get(code) if isinstance(error, exceptions.RedisError) else None
-
-
-def _explain_cluster(text: str) -> Meaning | None:
-    """Tell a cluster that cannot be used from a command that a cluster cannot run (a fault of llmq)."""
-    if "ot enabled" in text:
-        return _NOT_A_CLUSTER
-    if "not covered" in text:
-        return MEANINGS["CLUSTERDOWN"]
-    return _UNREACHABLE if "cannot be connected" in text else None
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

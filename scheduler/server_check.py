@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from llmq.scheduler.cluster import Cluster
 from llmq.scheduler.errors import RedisUnavailable
 
 #: The oldest servers on which the whole base path works and is tested.
@@ -43,12 +44,20 @@ async def check_server(client: Redis) -> ServerFacts:
 
     Errors of redis-py pass through: the caller stands within `redis_errors`.
     """
-    # To a type checker every client is a Redis (see `connect`), so it is asked as an object.
-    cluster = isinstance(cast(object, client), RedisCluster)
-    answer: dict[str, Any] = await client.info(**({"target_nodes": RedisCluster.PRIMARIES} if cluster else {}))
-    # Of one node redis-py gives the information itself, of several a map of them.
-    nodes = [answer] if "redis_version" in answer else list(answer.values())
-    return judge_servers(nodes, await _save_points(client), cluster)
+    nodes = [await node.info() for node in await primaries_of(client)]
+    return judge_servers(nodes, await _save_points(client), isinstance(client, Cluster))
+
+
+async def primaries_of(client: Redis) -> list[Redis]:
+    """Return a client of each primary: of one server, or of one that Sentinel names, the client itself."""
+    return await client.primaries() if isinstance(client, Cluster) else [client]
+
+
+async def run_id_of(client: Redis, key: str) -> str:
+    """Return the run id of the server that holds a key: it changes when that restarts, or another takes its place."""
+    node = await client.node_of(key) if isinstance(client, Cluster) else client
+    info: dict[str, Any] = await node.info("server")
+    return str(info.get("run_id", ""))
 
 
 def judge_servers(nodes: Sequence[Mapping[str, Any]], save_points: str | None, cluster: bool) -> ServerFacts:
