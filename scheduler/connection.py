@@ -1,7 +1,8 @@
 """The one place where Redis clients are built.
 
 Every process of llmq gets its clients here, so that what the queue depends on is said once and does not change with
-redis-py's version: explicit timeouts, a bounded pool that waits, RESP2 replies as bytes, and above all **no command is
+redis-py's version: explicit timeouts, a bounded pool that waits, replies as bytes in the shapes of RESP2 (which is also what
+is spoken, unless the URL says otherwise), and above all **no command is
 ever sent twice**. redis-py 6 and later send a command again when its reply is late; the late XADD then made two jobs.
 Whoever calls decides what is safe to repeat; submit is idempotent by its own rules.
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import hiredis
@@ -37,9 +38,6 @@ __all__ = ["PrimaryDemoted", "ServerFacts", "check_server", "connect", "connect_
 
 #: Connecting, and a reply to a command that does not block, take at most this long.
 TIMEOUT_S = 5.0
-
-#: RESP3 changes the shape of replies (maps, doubles) and offers nothing that llmq uses.
-PROTOCOL = 2
 
 #: A connection that was idle for this long is tried with PING before a command is trusted to it.
 HEALTH_CHECK_S = 30
@@ -83,7 +81,7 @@ def connect(
                 db=address.db,
                 **options,
             )
-            return redis.asyncio.Redis.from_pool(pool)
+            return _shaped(redis.asyncio.Redis.from_pool(pool))
         case Topology.SERVER:
             return _server(address, {"path": address.path} if address.path else _place(address.hosts[0]), options)
 
@@ -128,7 +126,22 @@ def _server(address: RedisAddress, place: Mapping[str, Any], options: Mapping[st
     """Return the client of one server, or of one node of a cluster."""
     kind = _SocketConnection if address.path else _TLSConnection if address.tls else _Connection
     pool = redis.asyncio.BlockingConnectionPool(connection_class=kind, db=address.db, **place, **options)
-    return redis.asyncio.Redis.from_pool(pool)
+    return _shaped(redis.asyncio.Redis.from_pool(pool))
+
+
+def _shaped(client: redis.asyncio.Redis) -> redis.asyncio.Redis:
+    """Have a client give replies in one shape, whatever the protocol: RESP3 has a map where XREAD has a list."""
+    callbacks = cast(dict[str, Callable[..., Any]], client.response_callbacks)
+    plain = callbacks["XREAD"]
+    callbacks["XREAD"] = lambda reply, **options: _listed(plain(reply, **options))
+    return client
+
+
+def _listed(streams: Any) -> Any:
+    """Return XREAD's streams as pairs; in a map redis-py puts the entries of a stream into one more list."""
+    if not isinstance(streams, dict):
+        return streams
+    return [[name, [entry for some in entries for entry in some]] for name, entries in streams.items()]
 
 
 def _sync_server(address: RedisAddress, place: Mapping[str, Any], options: Mapping[str, Any]) -> redis.Redis:
@@ -149,7 +162,7 @@ def _options(address: RedisAddress, blocking_s: float, timeout_s: float, client_
         # Some servers restart the clock of a blocked command once, when another consumer is served (F-073): twice.
         "socket_timeout": timeout_s + 2 * blocking_s,
         "health_check_interval": HEALTH_CHECK_S,
-        "protocol": PROTOCOL,
+        "protocol": address.protocol,
         "decode_responses": False,
         **_keepalive(address),
         **(address.tls or {}),

@@ -126,8 +126,8 @@ async def _save_points(client: Redis) -> str | None:
     except ResponseError:
         # Hosted servers commonly refuse CONFIG.
         return None
-    save = answer.get("save")
-    return save if isinstance(save, str) else None
+    save = answer.get("save", answer.get(b"save"))  # RESP3: bytes
+    return save.decode() if isinstance(save, bytes) else save
 
 
 def _name_and_version(info: Mapping[str, Any]) -> tuple[str, str]:
