@@ -1,9 +1,9 @@
 """The one place where Redis clients are built.
 
 Every process of llmq gets its clients here, so that what the queue depends on is said once and does not change with
-redis-py's version: explicit timeouts, a bounded pool that waits, replies as bytes in the shapes of RESP2 (which is also what
-is spoken, unless the URL says otherwise), and above all **no command is
-ever sent twice**. redis-py 6 and later send a command again when its reply is late; the late XADD then made two jobs.
+redis-py's version: explicit timeouts, a bounded pool that waits, replies as bytes in
+the shapes of RESP2 (which is also what is spoken, unless the URL says otherwise), and above all **no command is ever
+sent twice**. redis-py 6 and later send a command again when its reply is late; the late XADD then made two jobs.
 Whoever calls decides what is safe to repeat; submit is idempotent by its own rules.
 
 What a URL may say is in `redis_url.py`, what an error means to a person in `redis_errors.py`.
@@ -14,23 +14,22 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import hiredis
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
-from redis.asyncio.sentinel import SentinelManagedConnection as AsyncSentinelConnection
-from redis.asyncio.sentinel import SentinelManagedSSLConnection as AsyncSentinelTLSConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, DataError, ReadOnlyError
 from redis.retry import Retry
-from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
-from llmq.scheduler.cluster import Cluster, SyncCluster
+from llmq.scheduler.cluster_map import ClusterMap
 from llmq.scheduler.redis_errors import redis_errors
 from llmq.scheduler.redis_url import RedisAddress, Topology, parse_redis_url, redact
+from llmq.scheduler.routed import Routed, SyncRouted
+from llmq.scheduler.sentinel_map import SentinelMap
 from llmq.scheduler.server_check import ServerFacts, check_server
 
 # What a caller that connects needs beside the client.
@@ -72,16 +71,15 @@ def connect(
     }
     match address.topology:
         case Topology.CLUSTER:
-            return Cluster(address.hosts, lambda node: _server(address, _place(node), options))
+            return Routed(ClusterMap(address.hosts), lambda node: _server(address, _place(node), options))
         case Topology.SENTINEL:
-            pool = _WaitingSentinelPool(  # type: ignore[no-untyped-call]
-                address.service,
-                _sentinels(address, timeout_s),
-                connection_class=_SentinelTLSConnection if address.tls else _SentinelConnection,
-                db=address.db,
-                **options,
+            return Routed(
+                SentinelMap(address.hosts, address.service),
+                lambda node: _server(address, _place(node), options),
+                lambda node: _server(
+                    _of_sentinels(address), _place(node), options | _credentials_of_sentinels(address)
+                ),
             )
-            return _shaped(redis.asyncio.Redis.from_pool(pool))
         case Topology.SERVER:
             return _server(address, {"path": address.path} if address.path else _place(address.hosts[0]), options)
 
@@ -108,16 +106,15 @@ def connect_sync(
     }
     match address.topology:
         case Topology.CLUSTER:
-            return SyncCluster(address.hosts, lambda node: _sync_server(address, _place(node), options))
+            return SyncRouted(ClusterMap(address.hosts), lambda node: _sync_server(address, _place(node), options))
         case Topology.SENTINEL:
-            pool = _WaitingSyncSentinelPool(  # type: ignore[no-untyped-call]
-                address.service,
-                _sync_sentinels(address, timeout_s),
-                connection_class=SentinelManagedSSLConnection if address.tls else SentinelManagedConnection,
-                db=address.db,
-                **options,
+            return SyncRouted(
+                SentinelMap(address.hosts, address.service),
+                lambda node: _sync_server(address, _place(node), options),
+                lambda node: _sync_server(
+                    _of_sentinels(address), _place(node), options | _credentials_of_sentinels(address)
+                ),
             )
-            return redis.Redis.from_pool(pool)
         case Topology.SERVER:
             return _sync_server(address, {"path": address.path} if address.path else _place(address.hosts[0]), options)
 
@@ -182,21 +179,13 @@ def _place(node: tuple[str, int]) -> dict[str, Any]:
     return {"host": node[0], "port": node[1]}
 
 
-def _sentinel_options(address: RedisAddress, timeout_s: float) -> dict[str, Any]:
-    """Return how the sentinels themselves are asked: their credentials are their own, TLS is shared."""
-    options = _options(address, 0.0, timeout_s, None)
-    tls = {"ssl": True} if address.tls else {}
-    return options | tls | {"username": address.sentinel_username, "password": address.sentinel_password}
+def _of_sentinels(address: RedisAddress) -> RedisAddress:
+    """Return how the sentinels themselves are reached: TLS is shared, databases they have none."""
+    return replace(address, db=0)
 
 
-def _sentinels(address: RedisAddress, timeout_s: float) -> redis.asyncio.Sentinel:
-    options = _sentinel_options(address, timeout_s) | {"retry": _no_async_retry()}
-    return redis.asyncio.Sentinel(address.hosts, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
-
-
-def _sync_sentinels(address: RedisAddress, timeout_s: float) -> redis.Sentinel:
-    options = _sentinel_options(address, timeout_s) | {"retry": _no_retry()}
-    return redis.Sentinel(address.hosts, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+def _credentials_of_sentinels(address: RedisAddress) -> dict[str, Any]:
+    return {"username": address.sentinel_username, "password": address.sentinel_password, "client_name": None}
 
 
 def _pool_wait(blocking_s: float, timeout_s: float) -> float:
@@ -271,14 +260,6 @@ class _SendsAtOnce:
         return not transport.is_closing() and transport.get_write_buffer_size() == 0
 
 
-class _SentinelConnection(_PacksInC, _SendsAtOnce, AsyncSentinelConnection):
-    pass
-
-
-class _SentinelTLSConnection(_PacksInC, _SendsAtOnce, AsyncSentinelTLSConnection):
-    pass
-
-
 class _Connection(_PacksInC, _ClosesWhenDemoted, _SendsAtOnce, redis.asyncio.Connection):
     pass
 
@@ -312,25 +293,3 @@ class _SyncTLSConnection(_ClosesWhenDemotedSync, redis.SSLConnection):
 
 class _SyncSocketConnection(_ClosesWhenDemotedSync, redis.UnixDomainSocketConnection):
     pass
-
-
-class _WaitingSentinelPool(AsyncSentinelPool, redis.asyncio.BlockingConnectionPool):
-    """Connections to the primary that Sentinel names; closing it closes those to the sentinels as well."""
-
-    async def disconnect(self, inuse_connections: bool = True) -> None:
-        await super().disconnect(inuse_connections)
-        if inuse_connections:
-            for sentinel in self.sentinel_manager.sentinels:
-                await sentinel.aclose()
-
-
-class _WaitingSyncSentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
-    """The same for clients that block their thread."""
-
-    def disconnect(self, inuse_connections: bool = True) -> None:
-        # False: Sentinel named another primary. redis-py 5's blocking pool cannot close only what is idle; a demoted
-        # primary ends its clients' connections itself, and says READONLY to any that is left.
-        if inuse_connections:
-            redis.BlockingConnectionPool.disconnect(self)
-            for sentinel in self.sentinel_manager.sentinels:
-                sentinel.close()

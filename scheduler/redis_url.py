@@ -7,8 +7,8 @@
     redis+cluster://host[:port][,host...]                 a cluster, found through any of these nodes
 
 `rediss+sentinel` and `rediss+cluster` are the TLS forms. Options stand behind a `?`: user name and password (also those
-of the sentinels), files of TLS, and `protocol=3` for what understands RESP3 only. Timeouts, pools and retries are not in the URL: llmq depends
-on them, so `connection.py` alone sets them, and an option that would change them is refused.
+of the sentinels), files of TLS, and `protocol=3` for what understands RESP3 only. Timeouts, pools and retries are not
+in the URL: llmq depends on them, so `connection.py` alone sets them, and an option that would change them is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Throw-away certificates for tests: a CA, a server's certificate for loopback, a client's, and a CA that signed none."""
+"""Throw-away certificates for tests: a CA, a server's for loopback, a client's, and a CA that signed none of them."""
 
 from __future__ import annotations
 

@@ -18,10 +18,13 @@ from redis.crc import key_slot
 from tests.servers import Sentinel, Server, Servers, client_of, free_port
 
 #: A server that does not answer for this long counts as dead; what is usual is 5 to 30 s.
-DOWN_AFTER_MS = 1000
+DOWN_AFTER_MS = 2000
 
 #: What any change of a set may take.
 CHANGE_TIMEOUT = 60.0
+
+#: What a server that is dead or stands still answers.
+AWAY = (exceptions.ConnectionError, exceptions.TimeoutError)
 
 _QUICK_REPLICATION = ("--repl-diskless-sync-delay", "0")
 _SENTINEL_SETTINGS = f"""
@@ -49,6 +52,10 @@ class Topology(Protocol):
 
     def keys_without_ttl(self) -> list[str]:
         """Return all keys that would stay for ever."""
+        ...
+
+    def fail_over(self, key: str) -> None:
+        """Tell the set to promote a replica though the primary lives: what is done before maintenance."""
         ...
 
     def await_promotion(self, dead: Server, key: str) -> Server:
@@ -85,6 +92,11 @@ class SentinelSet:
 
         until(named, "the sentinels name a primary")
         return found[0]
+
+    def fail_over(self, key: str = "") -> None:
+        """Tell the sentinels to promote a replica though the primary lives."""
+        with self.sentinels[0].client() as asked:
+            until(lambda: asked.execute_command("SENTINEL FAILOVER", Sentinel.SERVICE), "the sentinels begin")
 
     def await_promotion(self, dead: Server, key: str = "") -> Server:
         """Wait until another server than `dead` is the primary; return it."""
@@ -137,6 +149,13 @@ class ClusterSet:
         slot = key_slot(key.encode())
         said = [port for one in self.servers if (port := _owner_port(one, slot))]
         return next(one for one in self.servers if one.port == max(set(said), key=said.count))
+
+    def fail_over(self, key: str) -> None:
+        """Have the replica of a key's primary take its place though that lives."""
+        primary = _id(self.primary_of(key))
+        replica = next(one for one in self.servers if _primary_id(one) == primary)
+        with replica.client() as client:
+            client.execute_command("CLUSTER FAILOVER")
 
     def await_promotion(self, dead: Server, key: str) -> Server:
         """Wait until another server than `dead` holds the key, and all that live agree."""
@@ -208,7 +227,7 @@ def role_of(server: Server) -> str:
     try:
         with server.client(socket_timeout=1, socket_connect_timeout=1) as client:
             return str(client.info("replication")["role"])
-    except exceptions.ConnectionError:
+    except AWAY:
         return ""
 
 
@@ -250,8 +269,13 @@ def _nodes(server: Server) -> dict[str, Any]:
     return {place: node for place, node in known.items() if "handshake" not in node["flags"]}
 
 
+def _primary_id(server: Server) -> str:
+    """Return the id of the node that this one replicates; "-" of a primary."""
+    return next(str(node["master_id"]) for node in _nodes(server).values() if "myself" in node["flags"])
+
+
 def _replicates(client: redis.Redis, primary_id: str) -> bool:
-    client.execute_command("CLUSTER REPLICATE", primary_id)
+    client.execute_command("CLUSTER REPLICATE", primary_id)  # type: ignore[no-untyped-call]
     return True
 
 
@@ -272,7 +296,7 @@ def _owner_port(server: Server, slot: int) -> int:
     try:
         with client_of(server.url, socket_timeout=1, socket_connect_timeout=1) as client:
             rows: list[Any] = client.execute_command("CLUSTER SLOTS")
-    except exceptions.ConnectionError:
+    except AWAY:
         return 0
     return next((int(row[2][1]) for row in rows if row[0] <= slot <= row[1]), 0)
 

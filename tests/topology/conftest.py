@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,9 @@ from tests.topologies import ClusterSet, SentinelSet
 
 #: Starts a set that the test may break: `own_set("sentinel")`, `own_set("cluster", "--appendonly", "yes")`.
 OwnSet = Callable[..., SentinelSet | ClusterSet]
+
+#: The project.
+ROOT = Path(__file__).parents[2]
 
 SETS: dict[str, type[SentinelSet] | type[ClusterSet]] = {"sentinel": SentinelSet, "cluster": ClusterSet}
 

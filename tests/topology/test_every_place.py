@@ -80,7 +80,11 @@ PLACES: dict[str, Callable[[Servers, Path], Place]] = {
     "resp3-valkey": lambda servers, _: _server(servers, "valkey", ()),
     "tls": lambda servers, folder: _tls(servers, OLDEST, folder),
     "password": lambda servers, _: _server(
-        servers, OLDEST, ("--requirepass", PASSWORD), f"redis://:{quote(PASSWORD, safe='')}@127.0.0.1:{{port}}", PASSWORD
+        servers,
+        OLDEST,
+        ("--requirepass", PASSWORD),
+        f"redis://:{quote(PASSWORD, safe='')}@127.0.0.1:{{port}}",
+        PASSWORD,
     ),
     "unix-socket": lambda servers, folder: _socket(servers, "valkey", folder),
 }

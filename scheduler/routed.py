@@ -1,12 +1,15 @@
-"""Clients of a cluster: each command goes to the node that holds its key, over connections like those to one server.
+"""Clients of several servers: each command goes to the primary that holds its key, and follows when that changes.
 
-redis-py has cluster clients; these are in their place because they send commands again on their own (a second job),
-give ASKING and the command that it is for to different connections, cannot do MULTI before redis-py 6, and use
-connections that swallow cancellations. Here a node is an ordinary client of `connection.py`, and only what a node says
-that it has *not run* (MOVED, ASK, TRYAGAIN) is sent again. An error of a connection is the caller's, as on one server;
-it makes the map doubtful (`cluster_map.py`), so that the next command follows a failover.
+For Sentinel and Cluster alike; who is primary, a map knows (`route.py`), and a *guide* is who tells it: a sentinel, or
+any node of the cluster. A primary is an ordinary client of `connection.py`, so that all topologies share one kind of
+connection. Only what a server says that it has *not run* (MOVED, ASK, TRYAGAIN) is sent again. An error of a connection
+is the caller's, as on one server; it makes the map doubtful, and the next command asks the guides first.
 
-The keys of a pipeline belong to one queue, hence to one node. Replicas are never read: they lag.
+redis-py has such clients; these are in their place because its cluster client sends commands again on its own (a second
+job), gives ASKING and the command that it is for to different connections, cannot do MULTI before redis-py 6, and uses
+connections that swallow cancellations; and because its Sentinel pool asks for the primary only when it connects.
+
+The keys of a pipeline belong to one queue, hence to one primary. Replicas are never read: they lag.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import redis
@@ -22,7 +25,7 @@ import redis.asyncio
 from redis import exceptions
 from redis.asyncio.client import Pipeline
 
-from llmq.scheduler.cluster_map import DOUBTFUL, NOT_RUN, Address, Attempt, ClusterMap, key_of
+from llmq.scheduler.route import DOUBTFUL, NOT_RUN, Address, Attempt, Map, key_of
 
 T = TypeVar("T")
 
@@ -30,16 +33,29 @@ T = TypeVar("T")
 Command = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class Cluster(redis.asyncio.Redis):
-    """A client of a cluster; `open_node` makes the client of one node."""
+class Routed(redis.asyncio.Redis):
+    """A client of several servers; `open_node` makes the client of one, `open_guide` of one that tells the map."""
 
-    def __init__(self, seeds: Iterable[Address], open_node: Callable[[Address], redis.asyncio.Redis]) -> None:
-        self._map = ClusterMap(seeds)
+    def __init__(
+        self,
+        primaries: Map,
+        open_node: Callable[[Address], redis.asyncio.Redis],
+        open_guide: Callable[[Address], redis.asyncio.Redis] | None = None,
+    ) -> None:
+        self._map = primaries
         self._open_node = open_node
         self._nodes: dict[Address, redis.asyncio.Redis] = {}
+        self._guides = {address: open_guide(address) for address in primaries.guides()} if open_guide else {}
         self._refreshing = asyncio.Lock()
-        # What commands need to know of a connection (encoding, shapes of replies) is the same for all nodes.
-        super().__init__(connection_pool=self._node(self._map.to_ask()[0]).connection_pool)
+        self._looking: asyncio.Task[None] | None = None
+        # What commands need to know of a connection (encoding, shapes of replies) is the same for all nodes; this one
+        # is never connected.
+        super().__init__(connection_pool=open_node(primaries.guides()[0]).connection_pool)
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether it is of a cluster."""
+        return self._map.cluster
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Run one command on the node that holds its key; one without a key on any primary."""
@@ -56,7 +72,7 @@ class Cluster(redis.asyncio.Redis):
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
         """Return a pipeline for keys of one queue."""
-        return _ClusterPipeline(self, transaction, shard_hint)
+        return _RoutedPipeline(self, transaction, shard_hint)
 
     async def primaries(self) -> list[redis.asyncio.Redis]:
         """Return the clients of all primaries."""
@@ -102,9 +118,12 @@ class Cluster(redis.asyncio.Redis):
         return await self._routed(_key_of_all(commands), send)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
-        """Close all connections to all nodes."""
+        """Close all connections to all servers."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
         nodes, self._nodes = self._nodes, {}
-        for node in nodes.values():
+        for node in (*nodes.values(), *self._guides.values()):
             await node.aclose()
 
     async def _routed(self, key: bytes | None, send: Callable[[redis.asyncio.Redis, bool], Awaitable[T]]) -> T:
@@ -112,6 +131,8 @@ class Cluster(redis.asyncio.Redis):
         while True:
             if self._map.doubtful:
                 await self._refresh()
+            elif self._map.due and self._looking is None:
+                self._looking = asyncio.create_task(self._look_again())
             address = attempt.address
             try:
                 return await send(self._node(address), attempt.asking)
@@ -123,24 +144,40 @@ class Cluster(redis.asyncio.Redis):
             await asyncio.sleep(pause)
 
     async def _refresh(self) -> None:
-        """Ask for the map, if nobody else has just done so; raises what the last node answered where none tells."""
+        """Ask for the map, if nobody else has just done so; raises what the last guide answered where none tells."""
         async with self._refreshing:
-            failure: Exception | None = None
-            for address in self._map.to_ask() if self._map.doubtful else ():
-                try:
-                    reply = await self._node(address).execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
-                except DOUBTFUL as error:
-                    failure = error
-                    continue
-                self._map.read(reply, address)
-                await self._close_unknown()
-                return
-            if failure is not None:
-                raise failure
+            if self._map.doubtful:
+                await self._ask()
+
+    async def _look_again(self) -> None:
+        """Ask though nothing failed, beside the commands; what fails shows when it is needed."""
+        try:
+            async with self._refreshing:
+                await self._ask()
+        except DOUBTFUL:
+            pass
+        finally:
+            self._looking = None
+
+    async def _ask(self) -> None:
+        failure: Exception = exceptions.ConnectionError("nobody is there to ask which server is the primary")
+        for guide in self._map.guides():
+            asked = self._guides.get(guide) or self._node(guide)
+            try:
+                reply = await asked.execute_command(*self._map.question)  # type: ignore[no-untyped-call]
+                self._map.read(reply, guide)
+            except DOUBTFUL as error:
+                self._map.doubt(guide)
+                failure = error
+                continue
+            await self._close_unknown()
+            return
+        raise failure
 
     async def _close_unknown(self) -> None:
+        # Kept, with its connections closed: a command that is on its way to it may yet open one, which must end, too.
         for address in self._nodes.keys() - self._map.known:
-            await self._nodes.pop(address).aclose()
+            await self._nodes[address].connection_pool.disconnect()
 
     def _node(self, address: Address) -> redis.asyncio.Redis:
         if (node := self._nodes.get(address)) is None:
@@ -155,41 +192,46 @@ class Cluster(redis.asyncio.Redis):
         return callback(reply, **options) if callback else reply
 
 
-class _ClusterPipeline(Pipeline):
-    """Gathers commands as redis-py's pipeline does, and has the cluster run them."""
+class _RoutedPipeline(Pipeline):
+    """Gathers commands as redis-py's pipeline does, and has them run where their keys are."""
 
-    def __init__(self, cluster: Cluster, transaction: bool, shard_hint: str | None) -> None:
-        super().__init__(cluster.connection_pool, cluster.response_callbacks, transaction, shard_hint)
-        self._cluster = cluster
+    def __init__(self, client: Routed, transaction: bool, shard_hint: str | None) -> None:
+        super().__init__(client.connection_pool, client.response_callbacks, transaction, shard_hint)
+        self._client = client
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
         commands: list[Command] = [(args, dict(options)) for args, options in self.command_stack]
         self.command_stack = []
         if not commands:
             return []
-        run = self._cluster.transact if self.is_transaction else self._cluster.run_all
+        run = self._client.transact if self.is_transaction else self._client.run_all
         replies = await run(commands)
         if raise_on_error:
             self.raise_first_error(list(commands), replies)
         return replies
 
 
-class SyncCluster(redis.Redis):
+class SyncRouted(redis.Redis):
     """The same for what blocks its thread: single commands (the lease keeper's and the blocking client's scripts)."""
 
-    def __init__(self, seeds: Iterable[Address], open_node: Callable[[Address], redis.Redis]) -> None:
-        self._map = ClusterMap(seeds)
+    def __init__(
+        self,
+        primaries: Map,
+        open_node: Callable[[Address], redis.Redis],
+        open_guide: Callable[[Address], redis.Redis] | None = None,
+    ) -> None:
+        self._map = primaries
         self._open_node = open_node
         self._nodes: dict[Address, redis.Redis] = {}
+        self._guides = {address: open_guide(address) for address in primaries.guides()} if open_guide else {}
         self._lock = threading.RLock()
-        super().__init__(connection_pool=self._node(self._map.to_ask()[0]).connection_pool)
+        super().__init__(connection_pool=open_node(primaries.guides()[0]).connection_pool)
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         """Run one command on the node that holds its key; one without a key on any primary."""
         attempt = Attempt(self._map, key_of(args))
         while True:
-            if self._map.doubtful:
-                self._refresh()
+            self._refresh()
             address = attempt.address
             node = self._node(address)
             try:
@@ -208,30 +250,38 @@ class SyncCluster(redis.Redis):
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
         """Refuse: nothing of llmq that blocks its thread sends more than one command at once."""
-        raise NotImplementedError("a cluster's client that blocks has no pipelines; use connect()")
+        raise NotImplementedError("a client of several servers that blocks has no pipelines; use connect()")
 
     def close(self) -> None:
-        """Close all connections to all nodes."""
+        """Close all connections to all servers."""
         with self._lock:
             nodes, self._nodes = self._nodes, {}
-        for node in nodes.values():
+        for node in (*nodes.values(), *self._guides.values()):
             node.close()
 
     def _refresh(self) -> None:
+        """Ask for the map where that is needed; raises what the last guide answered where none tells."""
         with self._lock:
-            failure: Exception | None = None
-            for address in self._map.to_ask() if self._map.doubtful else ():
-                try:
-                    reply = self._node(address).execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
-                except DOUBTFUL as error:
-                    failure = error
-                    continue
-                self._map.read(reply, address)
-                for unknown in self._nodes.keys() - self._map.known:
-                    self._nodes.pop(unknown).close()
-                return
-            if failure is not None:
-                raise failure
+            try:
+                if self._map.doubtful or self._map.due:
+                    self._ask()
+            except DOUBTFUL:
+                if self._map.doubtful:
+                    raise
+
+    def _ask(self) -> None:
+        failure: Exception = exceptions.ConnectionError("nobody is there to ask which server is the primary")
+        for guide in self._map.guides():
+            asked = self._guides.get(guide) or self._node(guide)
+            try:
+                reply = asked.execute_command(*self._map.question)  # type: ignore[no-untyped-call]
+                self._map.read(reply, guide)
+            except DOUBTFUL as error:
+                self._map.doubt(guide)
+                failure = error
+                continue
+            return  # other threads may be using what is no primary any more: that ends its connections itself
+        raise failure
 
     def _node(self, address: Address) -> redis.Redis:
         with self._lock:
