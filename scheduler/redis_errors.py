@@ -64,11 +64,29 @@ _NOT_A_SENTINEL = Meaning("is no Sentinel", "use redis:// instead of redis+senti
 _NO_DATABASE = Meaning("has no database of that number", "use one that it has, as in redis://host:6379/0")
 _NOT_A_CLUSTER = Meaning("is no cluster", "use redis:// instead of redis+cluster:// in LLMQ_REDIS_URL")
 
-#: Errors of wrong URLs, which have no code of their own.
+_NO_MORE_CLIENTS = Meaning(
+    "takes no more connections: it has its maxclients",
+    "see whose they are (CLIENT LIST), or allow more: CONFIG SET maxclients N",
+)
+_UNTRUSTED = Meaning(
+    "shows a certificate that is not trusted here, or is not for that host",
+    "name the CA that signed it (rediss://host?ssl_ca_certs=/path/ca.pem), and the host as the certificate has it",
+)
+_WANTS_CERTIFICATE = Meaning(
+    "wants a certificate of its clients",
+    "name one: rediss://host?ssl_certfile=/path/client.pem&ssl_keyfile=/path/client.key",
+)
+_NO_TLS = Meaning("does not speak TLS", "use redis:// instead of rediss:// in LLMQ_REDIS_URL")
+
+#: Errors that have no code of their own: of wrong URLs, and of connections that were refused.
 _SAID = (
     ("DB index is out of range", _NO_DATABASE),
     ("unknown command 'SENTINEL'", _NOT_A_SENTINEL),
     ("cluster support disabled", _NOT_A_CLUSTER),
+    ("max number of clients", _NO_MORE_CLIENTS),
+    ("CERTIFICATE_VERIFY_FAILED", _UNTRUSTED),
+    ("CERTIFICATE_REQUIRED", _WANTS_CERTIFICATE),
+    ("WRONG_VERSION_NUMBER", _NO_TLS),
 )
 
 # redis-py takes the code off where it has a class for it. More special classes come first.
@@ -119,15 +137,15 @@ def explain(error: BaseException) -> Meaning | None:
     for kind, code_of_kind in _CODES:
         if isinstance(error, kind):
             return MEANINGS[code_of_kind]
+    for said, meaning in _SAID:
+        if said in text:
+            return meaning
     if isinstance(error, exceptions.ConnectionError) and code != "READONLY":
         return _USED_UP if "No connection available" in text else _UNREACHABLE
     if isinstance(error, exceptions.TimeoutError):
         return _SLOW
     if isinstance(error, exceptions.InvalidResponse):
         return _NOT_REDIS
-    for said, meaning in _SAID:
-        if said in text:
-            return meaning
     # From here on a server's error: the code in front is all there is (also of one that a script passed on).
     return MEANINGS.get(code) if isinstance(error, exceptions.RedisError) else None
 

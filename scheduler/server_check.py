@@ -58,7 +58,7 @@ async def check_server(client: Redis) -> ServerFacts:
     Errors of redis-py pass through: the caller stands within `redis_errors`.
     """
     nodes = [await node.info() for node in await primaries_of(client)]
-    return judge_servers(nodes, await _save_points(client), isinstance(client, Routed) and client.is_cluster)
+    return judge_servers(nodes, await setting_of(client, "save"), isinstance(client, Routed) and client.is_cluster)
 
 
 async def primaries_of(client: Redis) -> list[Redis]:
@@ -141,14 +141,15 @@ def _warnings(info: Mapping[str, Any], save_points: str | None) -> list[str]:
     return found
 
 
-async def _save_points(client: Redis) -> str | None:
+async def setting_of(client: Redis, name: str) -> str | None:
+    """Return a setting of the server; None where it does not tell."""
     try:
-        answer = await client.execute_command("CONFIG GET", "save")  # type: ignore[no-untyped-call]
+        answer = await client.execute_command("CONFIG GET", name)  # type: ignore[no-untyped-call]
     except ResponseError:
-        # Hosted servers commonly refuse CONFIG.
+        # Hosted servers commonly refuse CONFIG, and most users may not.
         return None
-    save = answer.get("save", answer.get(b"save"))  # RESP3: bytes
-    return save.decode() if isinstance(save, bytes) else save
+    value = answer.get(name, answer.get(name.encode()))  # RESP3: bytes
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _name_and_version(info: Mapping[str, Any]) -> tuple[str, str]:

@@ -186,3 +186,19 @@ def test_metrics_are_read_and_nothing_is_written(server: Server, tmp_path: Path)
         ("HSET", "llmq:{default}:config", "rate", "1"),
     )
     assert "does not permit" in llmq("rate", "5/s", url=url).error
+
+
+def test_the_doctor_says_what_a_user_lacks(server: Server) -> None:
+    """It tries each kind of command on a key of another type, which changes nothing."""
+    found = {role: _rights(server, role) for role in ROLES}
+    assert {"submitter": True, "gateway": True, "worker": True, "operator": True, "metrics": False} == {
+        role: finding["fine"] for role, finding in found.items()
+    }
+    assert "lacks xreadgroup, xclaim, xautoclaim, xack, blpop" in found["submitter"]["text"]
+    assert "does not permit" in found["metrics"]["text"]
+
+
+def _rights(server: Server, role: str) -> dict[str, Any]:
+    findings = llmq("doctor", "--json", url=url_of(server, role)).json["findings"]
+    found: dict[str, Any] = next(one for one in findings if one["check"] == "rights")
+    return found
