@@ -5,22 +5,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from llmq import Client
+from llmq import AsyncClient, Client
+from llmq.workers.engines.sim import SimEngine
 from tests.conftest import OwnServer
+from tests.redis.serving import KEYS, serving
 from tests.servers import Server, client_of
 from tests.system.cli_process import QUICK, TOO_LONG, llmq, started, submitted, write_prompts
-from tests.topology.conftest import ROOT
+from tests.topologies import ClusterSet, under_way
+from tests.topology.conftest import ROOT, OwnSet
 
 ACL_FILE = ROOT / "deploy" / "acl" / "llmq.acl"
 PASSWORD = "a-throw-away-password"
@@ -186,6 +190,26 @@ def test_metrics_are_read_and_nothing_is_written(server: Server, tmp_path: Path)
         ("HSET", "llmq:{default}:config", "rate", "1"),
     )
     assert "does not permit" in llmq("rate", "5/s", url=url).error
+
+
+async def test_the_same_users_work_in_a_cluster(own_set: OwnSet) -> None:
+    """They may ask who holds what, and follow a key that is on its way."""
+    cluster = cast(ClusterSet, own_set("cluster"))
+    users = [line.split()[1:] for line in ACL_FILE.read_text().splitlines() if line.startswith("user ")]
+    for node in cluster.servers:
+        with node.client() as admin:
+            for name, *rules in users:
+                _run(admin, ("ACL SETUSER", name, *(rule.replace("CHANGE-ME", PASSWORD) for rule in rules)))
+    submitter, worker = (cluster.url.replace("://", f"://llmq-{role}:{PASSWORD}@") for role in ("submitter", "worker"))
+    async with AsyncClient(submitter) as client, serving(worker, SimEngine.from_url("sim://?instant=1")):
+        assert 200 == (await (await client.submit(BODY)).result(20)).status_code
+        await asyncio.to_thread(_move, cluster)
+        assert 200 == (await (await client.submit(BODY)).result(20)).status_code
+
+
+def _move(cluster: ClusterSet) -> None:
+    with under_way(KEYS.config, cluster):
+        pass
 
 
 def test_the_doctor_says_what_a_user_lacks(server: Server) -> None:
