@@ -14,8 +14,9 @@ from llmq.cli.render import print_json, print_line
 from llmq.cli.running import run_async
 from llmq.cli.session import find_redis, load
 from llmq.scheduler.connection import connect
-from llmq.scheduler.doctor import Finding, examine
+from llmq.scheduler.doctor import examine
 from llmq.scheduler.errors import LLMQError
+from llmq.scheduler.findings import Finding
 from llmq.scheduler.queue import Queue as JobQueue
 from llmq.scheduler.settings import Settings
 

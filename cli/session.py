@@ -76,14 +76,15 @@ async def open_session(
 ) -> AsyncIterator[Session]:
     """Connect, check the server, and open the queue (None: the one of the settings).
 
-    `warnings` says on stderr which settings of the server may lose jobs: for commands that put work in or run it.
+    `warnings` is for commands that put work in or run it: says on stderr which settings of the server may lose jobs,
+    and refuses a server that is sure to.
     """
     url = await asyncio.to_thread(find_redis, settings)
     client = connect(url)
     keeping = None if settings.redis_url else asyncio.create_task(_keep_server(client, settings))
     try:
         with redis_errors(url):
-            facts = await _check(client, url)
+            facts = await _check(client, url, for_work=warnings)
             if warnings:
                 for warning in facts.warnings:
                     warn(f"Redis at {redact(url)}: {warning}")
@@ -116,9 +117,12 @@ async def with_batches(settings: Settings, work: Callable[[Batches], Awaitable[T
         return await work(Batches(session.queue))
 
 
-async def _check(client: Redis, url: str) -> ServerFacts:
+async def _check(client: Redis, url: str, *, for_work: bool) -> ServerFacts:
     try:
-        return await check_server(client)
+        facts = await check_server(client)
+        if for_work:
+            facts.refuse_loss()
+        return facts
     except RedisUnavailable as error:
         # It speaks of "this" server; whoever typed the command may not know which one that is.
         raise RedisUnavailable(f"Redis at {redact(url)}: {error}") from None

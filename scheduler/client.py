@@ -228,7 +228,7 @@ class _Connected:
         redis = connect(url, max_connections=MAX_CONNECTIONS, client_name="llmq-client")
         try:
             with redis_errors(url):
-                await check_server(redis)
+                (await check_server(redis)).refuse_loss()
         except BaseException:
             await redis.aclose()
             raise

@@ -1,8 +1,9 @@
 """The one place where Redis clients are built.
 
 Every process of llmq gets its clients here, so that what the queue depends on is said once and does not change with
-redis-py's version: explicit timeouts, a bounded pool that waits, RESP2 replies as bytes, and above all **no command is
-ever sent twice**. redis-py 6 and later send a command again when its reply is late; the late XADD then made two jobs.
+redis-py's version: explicit timeouts, a bounded pool that waits, replies as bytes in
+the shapes of RESP2 (which is also what is spoken, unless the URL says otherwise), and above all **no command is ever
+sent twice**. redis-py 6 and later send a command again when its reply is late; the late XADD then made two jobs.
 Whoever calls decides what is safe to repeat; submit is idempotent by its own rules.
 
 What a URL may say is in `redis_url.py`, what an error means to a person in `redis_errors.py`.
@@ -12,25 +13,23 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import hiredis
 import redis
 import redis.asyncio
-from redis.asyncio.cluster import ClusterNode, ClusterPipeline
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
-from redis.asyncio.sentinel import SentinelManagedConnection as AsyncSentinelConnection
-from redis.asyncio.sentinel import SentinelManagedSSLConnection as AsyncSentinelTLSConnection
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode as SyncClusterNode
 from redis.exceptions import ConnectionError, DataError, ReadOnlyError
 from redis.retry import Retry
-from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
+from llmq.scheduler.cluster_map import ClusterMap
 from llmq.scheduler.redis_errors import redis_errors
 from llmq.scheduler.redis_url import RedisAddress, Topology, parse_redis_url, redact
+from llmq.scheduler.routed import Routed, SyncRouted
+from llmq.scheduler.sentinel_map import SentinelMap
 from llmq.scheduler.server_check import ServerFacts, check_server
 
 # What a caller that connects needs beside the client.
@@ -38,9 +37,6 @@ __all__ = ["PrimaryDemoted", "ServerFacts", "check_server", "connect", "connect_
 
 #: Connecting, and a reply to a command that does not block, take at most this long.
 TIMEOUT_S = 5.0
-
-#: RESP3 changes the shape of replies (maps, doubles) and offers nothing that llmq uses.
-PROTOCOL = 2
 
 #: A connection that was idle for this long is tried with PING before a command is trusted to it.
 HEALTH_CHECK_S = 30
@@ -65,37 +61,27 @@ def connect(
 
     `blocking_s` is the longest time that a command of this client blocks in the server; `timeout_s` is what connecting,
     and any other reply, may take. A command whose pool is used up waits for a connection. The caller closes the client
-    (`await client.aclose()`). For a cluster it is a RedisCluster, which has the same commands; the type says Redis, so
-    that not every caller has to tell them apart.
+    (`await client.aclose()`).
     """
     address = parse_redis_url(url)
-    options = _options(address, blocking_s, timeout_s, client_name)
-    wait = _pool_wait(blocking_s, timeout_s)
+    options = _options(address, blocking_s, timeout_s, client_name) | {
+        "max_connections": max_connections,
+        "timeout": _pool_wait(blocking_s, timeout_s),
+        "retry": _no_async_retry(),
+    }
     match address.topology:
         case Topology.CLUSTER:
-            return cast(redis.asyncio.Redis, _WaitingCluster(address, options, max_connections, wait))
+            return Routed(ClusterMap(address.hosts), lambda node: _server(address, _place(node), options))
         case Topology.SENTINEL:
-            pool: redis.asyncio.ConnectionPool = _WaitingSentinelPool(  # type: ignore[no-untyped-call]
-                address.service,
-                _sentinels(address, timeout_s),
-                connection_class=_SentinelTLSConnection if address.tls else _SentinelConnection,
-                max_connections=max_connections,
-                timeout=wait,
-                retry=_no_async_retry(),
-                db=address.db,
-                **options,
+            return Routed(
+                SentinelMap(address.hosts, address.service),
+                lambda node: _server(address, _place(node), options),
+                lambda node: _server(
+                    _of_sentinels(address), _place(node), options | _credentials_of_sentinels(address)
+                ),
             )
         case Topology.SERVER:
-            pool = redis.asyncio.BlockingConnectionPool(
-                connection_class=_SocketConnection if address.path else _TLSConnection if address.tls else _Connection,
-                max_connections=max_connections,
-                timeout=wait,
-                retry=_no_async_retry(),
-                db=address.db,
-                **_place(address),
-                **options,
-            )
-    return redis.asyncio.Redis.from_pool(pool)
+            return _server(address, {"path": address.path} if address.path else _place(address.hosts[0]), options)
 
 
 def connect_sync(
@@ -112,33 +98,54 @@ def connect_sync(
     With `health_check_s` 0 no PING is sent, not even on connecting: a server that loads its data refuses it.
     """
     address = parse_redis_url(url)
-    options = _options(address, blocking_s, timeout_s, client_name) | {"health_check_interval": health_check_s}
-    bounds: dict[str, Any] = {
+    options = _options(address, blocking_s, timeout_s, client_name) | {
+        "health_check_interval": health_check_s,
         "max_connections": max_connections,
         "timeout": _pool_wait(blocking_s, timeout_s),
         "retry": _no_retry(),
     }
     match address.topology:
         case Topology.CLUSTER:
-            return cast(redis.Redis, _sync_cluster(address, options | bounds))
+            return SyncRouted(ClusterMap(address.hosts), lambda node: _sync_server(address, _place(node), options))
         case Topology.SENTINEL:
-            pool: redis.ConnectionPool = _WaitingSyncSentinelPool(  # type: ignore[no-untyped-call]
-                address.service,
-                _sync_sentinels(address, timeout_s),
-                connection_class=SentinelManagedSSLConnection if address.tls else SentinelManagedConnection,
-                db=address.db,
-                **bounds,
-                **options,
+            return SyncRouted(
+                SentinelMap(address.hosts, address.service),
+                lambda node: _sync_server(address, _place(node), options),
+                lambda node: _sync_server(
+                    _of_sentinels(address), _place(node), options | _credentials_of_sentinels(address)
+                ),
             )
         case Topology.SERVER:
-            classes = (_SyncSocketConnection, _SyncTLSConnection, _SyncConnection)
-            pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
-                connection_class=classes[0 if address.path else 1 if address.tls else 2],
-                db=address.db,
-                **bounds,
-                **_place(address),
-                **options,
-            )
+            return _sync_server(address, {"path": address.path} if address.path else _place(address.hosts[0]), options)
+
+
+def _server(address: RedisAddress, place: Mapping[str, Any], options: Mapping[str, Any]) -> redis.asyncio.Redis:
+    """Return the client of one server, or of one node of a cluster."""
+    kind = _SocketConnection if address.path else _TLSConnection if address.tls else _Connection
+    pool = redis.asyncio.BlockingConnectionPool(connection_class=kind, db=address.db, **place, **options)
+    return _shaped(redis.asyncio.Redis.from_pool(pool))
+
+
+def _shaped(client: redis.asyncio.Redis) -> redis.asyncio.Redis:
+    """Have a client give replies in one shape, whatever the protocol: RESP3 has a map where XREAD has a list."""
+    callbacks = cast(dict[str, Callable[..., Any]], client.response_callbacks)
+    plain = callbacks["XREAD"]
+    callbacks["XREAD"] = lambda reply, **options: _listed(plain(reply, **options))
+    return client
+
+
+def _listed(streams: Any) -> Any:
+    """Return XREAD's streams as pairs; in a map redis-py puts the entries of a stream into one more list."""
+    if not isinstance(streams, dict):
+        return streams
+    return [[name, [entry for some in entries for entry in some]] for name, entries in streams.items()]
+
+
+def _sync_server(address: RedisAddress, place: Mapping[str, Any], options: Mapping[str, Any]) -> redis.Redis:
+    kind = _SyncSocketConnection if address.path else _SyncTLSConnection if address.tls else _SyncConnection
+    pool = redis.BlockingConnectionPool(  # type: ignore[no-untyped-call]
+        connection_class=kind, db=address.db, **place, **options
+    )
     return redis.Redis.from_pool(pool)
 
 
@@ -152,7 +159,7 @@ def _options(address: RedisAddress, blocking_s: float, timeout_s: float, client_
         # Some servers restart the clock of a blocked command once, when another consumer is served (F-073): twice.
         "socket_timeout": timeout_s + 2 * blocking_s,
         "health_check_interval": HEALTH_CHECK_S,
-        "protocol": PROTOCOL,
+        "protocol": address.protocol,
         "decode_responses": False,
         **_keepalive(address),
         **(address.tls or {}),
@@ -168,28 +175,17 @@ def _keepalive(address: RedisAddress) -> dict[str, Any]:
     return {"socket_keepalive": True, "socket_keepalive_options": known}
 
 
-def _place(address: RedisAddress) -> dict[str, Any]:
-    if address.path:
-        return {"path": address.path}
-    host, port = address.hosts[0]
-    return {"host": host, "port": port}
+def _place(node: tuple[str, int]) -> dict[str, Any]:
+    return {"host": node[0], "port": node[1]}
 
 
-def _sentinel_options(address: RedisAddress, timeout_s: float) -> dict[str, Any]:
-    """Return how the sentinels themselves are asked: their credentials are their own, TLS is shared."""
-    options = _options(address, 0.0, timeout_s, None)
-    tls = {"ssl": True} if address.tls else {}
-    return options | tls | {"username": address.sentinel_username, "password": address.sentinel_password}
+def _of_sentinels(address: RedisAddress) -> RedisAddress:
+    """Return how the sentinels themselves are reached: TLS is shared, databases they have none."""
+    return replace(address, db=0)
 
 
-def _sentinels(address: RedisAddress, timeout_s: float) -> redis.asyncio.Sentinel:
-    options = _sentinel_options(address, timeout_s) | {"retry": _no_async_retry()}
-    return redis.asyncio.Sentinel(address.hosts, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
-
-
-def _sync_sentinels(address: RedisAddress, timeout_s: float) -> redis.Sentinel:
-    options = _sentinel_options(address, timeout_s) | {"retry": _no_retry()}
-    return redis.Sentinel(address.hosts, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+def _credentials_of_sentinels(address: RedisAddress) -> dict[str, Any]:
+    return {"username": address.sentinel_username, "password": address.sentinel_password, "client_name": None}
 
 
 def _pool_wait(blocking_s: float, timeout_s: float) -> float:
@@ -264,14 +260,6 @@ class _SendsAtOnce:
         return not transport.is_closing() and transport.get_write_buffer_size() == 0
 
 
-class _SentinelConnection(_PacksInC, _SendsAtOnce, AsyncSentinelConnection):
-    pass
-
-
-class _SentinelTLSConnection(_PacksInC, _SendsAtOnce, AsyncSentinelTLSConnection):
-    pass
-
-
 class _Connection(_PacksInC, _ClosesWhenDemoted, _SendsAtOnce, redis.asyncio.Connection):
     pass
 
@@ -305,112 +293,3 @@ class _SyncTLSConnection(_ClosesWhenDemotedSync, redis.SSLConnection):
 
 class _SyncSocketConnection(_ClosesWhenDemotedSync, redis.UnixDomainSocketConnection):
     pass
-
-
-class _WaitingSentinelPool(AsyncSentinelPool, redis.asyncio.BlockingConnectionPool):
-    """Connections to the primary that Sentinel names; closing it closes those to the sentinels as well."""
-
-    async def disconnect(self, inuse_connections: bool = True) -> None:
-        await super().disconnect(inuse_connections)
-        if inuse_connections:
-            for sentinel in self.sentinel_manager.sentinels:
-                await sentinel.aclose()
-
-
-class _WaitingSyncSentinelPool(SentinelConnectionPool, redis.BlockingConnectionPool):
-    """The same for clients that block their thread."""
-
-    def disconnect(self, inuse_connections: bool = True) -> None:
-        # False: Sentinel named another primary. redis-py 5's blocking pool cannot close only what is idle; a demoted
-        # primary ends its clients' connections itself, and says READONLY to any that is left.
-        if inuse_connections:
-            redis.BlockingConnectionPool.disconnect(self)
-            for sentinel in self.sentinel_manager.sentinels:
-                sentinel.close()
-
-
-class _WaitingCluster(redis.asyncio.RedisCluster):
-    """A cluster client whose commands wait for a connection; redis-py's raises when a node's are used up.
-
-    Commands and pipelines each have their own `max_connections` places, and a node takes the sum: a pipeline that is
-    redirected sends single commands from within, so places shared by both could all be held by waiting pipelines.
-    """
-
-    #: No error is one after which a command is sent again (MOVED, ASK and TRYAGAIN are no errors: it did not run).
-    ERRORS_ALLOW_RETRY = ()  # type: ignore[assignment]
-
-    def __init__(self, address: RedisAddress, options: Mapping[str, Any], places: int, wait: float) -> None:
-        super().__init__(
-            startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
-            max_connections=2 * places,
-            retry=_no_async_retry(),
-            ssl=address.tls is not None,
-            **_no_cluster_retry(),
-            **options,
-        )
-        self._commands = _Places(places, wait)
-        self._pipelines = _Places(places, wait)
-
-    async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
-        async with self._commands:
-            return await super().execute_command(*args, **kwargs)
-
-    async def aclose(self) -> None:
-        await super().aclose()
-        # After an error redis-py takes the client for one that was never connected, and leaves its nodes open.
-        await self.nodes_manager.aclose()
-        await self.nodes_manager.aclose("startup_nodes")
-
-    def pipeline(self, transaction: Any = None, shard_hint: Any = None) -> ClusterPipeline:
-        if transaction or shard_hint:
-            return super().pipeline(transaction, shard_hint)
-        return _WaitingClusterPipeline(self)  # type: ignore[abstract]
-
-
-class _WaitingClusterPipeline(ClusterPipeline):
-    def __init__(self, client: _WaitingCluster) -> None:
-        super().__init__(client)
-        self._places = client._pipelines
-
-    async def execute(self, *args: Any, **kwargs: Any) -> Any:
-        async with self._places:
-            return await super().execute(*args, **kwargs)
-
-
-class _Places:
-    """A semaphore that gives up after `wait` seconds, as a pool does."""
-
-    def __init__(self, places: int, wait: float) -> None:
-        self._semaphore = asyncio.Semaphore(places)
-        self._wait = wait
-
-    async def __aenter__(self) -> None:
-        try:
-            async with asyncio.timeout(self._wait):
-                await self._semaphore.acquire()
-        except TimeoutError:
-            raise ConnectionError("No connection available.") from None
-
-    async def __aexit__(self, *error: object) -> None:
-        self._semaphore.release()
-
-
-class _SyncCluster(redis.RedisCluster):
-    ERRORS_ALLOW_RETRY = ()  # type: ignore[assignment]
-
-
-def _sync_cluster(address: RedisAddress, options: Mapping[str, Any]) -> redis.RedisCluster:
-    host, port = address.hosts[0]
-    # Only a client that is made from a URL builds its nodes' pools of the class that it is given.
-    return _SyncCluster(
-        url=f"{'rediss' if address.tls else 'redis'}://{f'[{host}]' if ':' in host else host}:{port}",
-        startup_nodes=[SyncClusterNode(*node) for node in address.hosts[1:]],  # type: ignore[no-untyped-call]
-        connection_pool_class=redis.BlockingConnectionPool,
-        **_no_cluster_retry(),
-        **options,
-    )
-
-
-def _no_cluster_retry() -> dict[str, Any]:
-    """Return what redis-py 5 wants besides `retry`: there it is how often a pipeline is sent, 0 being never."""
-    return {"cluster_error_retry_attempts": 1} if redis.VERSION[0] < 6 else {}

@@ -243,7 +243,7 @@ class DeadLetters:
         return data
 
     async def _page(self, before: str, count: int, after: str = "-") -> list[DeadLetter]:
-        rows = await self._redis.eval(_HEADS, 1, self._key, before, count, after, _PAGE_BYTES)
+        rows = await self._redis.eval_ro(_HEADS, 1, self._key, before, count, after, _PAGE_BYTES)
         return [_letter(row) for row in rows]
 
 

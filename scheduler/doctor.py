@@ -1,56 +1,66 @@
 """The doctor: looks for what breaks queues in the field, and says of each thing that it is fine, or what to type.
 
 It works as llmq does (the claim script, a write, the same connection), takes no job, and changes no setting. What it
-measures is judged by functions without I/O. The engine is looked at by the command line: nothing here knows engines.
+measures is judged in `findings.py`. The engine is looked at by the command line: nothing here knows engines.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, cast
 
-from redis.asyncio import Redis, RedisCluster
+from redis import exceptions
+from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, RedisError
 
 from llmq.scheduler.connection import check_server, redis_errors
 from llmq.scheduler.errors import LLMQError
-from llmq.scheduler.fleet import SILENT, WorkerStatus, read_workers
-from llmq.scheduler.health import check_health
+from llmq.scheduler.findings import (
+    Finding,
+    judge_clock,
+    judge_connections,
+    judge_latency,
+    judge_memory,
+    judge_persistence,
+    judge_place,
+    judge_replicas,
+    judge_rights,
+    judge_workers,
+)
+from llmq.scheduler.fleet import read_workers
+from llmq.scheduler.health import PROBE_TTL_MS, check_health
 from llmq.scheduler.queue import Queue
-from llmq.scheduler.redis_url import redact
-from llmq.scheduler.units import format_size
+from llmq.scheduler.redis_url import parse_redis_url, redact
+from llmq.scheduler.routed import Routed
+from llmq.scheduler.server_check import primaries_of, setting_of
 
 #: PINGs that are timed: enough to see the slowest in a hundred.
 _PINGS = 100
 
-#: A trip to Redis stands several times between a chat job and its first token.
-_SLOW_S = 0.1
-
-#: llmq goes by Redis' clock; a host that is further off shows wrong ages and sorts its logs wrongly.
-_CLOCK_OFF_S = 5.0
-
-#: Used memory from which on a server is about to refuse jobs.
-_NEARLY_FULL = 0.9
-
 #: A script that no server knows.
 _UNKNOWN_SHA = "0" * 40
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What was found of one thing; `step` is what to do about it where it is not fine."""
-
-    check: str
-    fine: bool
-    text: str
-    step: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return one of the findings of `doctor --json`."""
-        return {"check": self.check, "fine": self.fine, "text": self.text, "step": self.step or None}
+#: What submitting, and what serving as a worker sends, by itself or in scripts; each would fail on a string.
+_SUBMITS = (
+    ("XADD", "KEY", "*", "a", "1"),
+    ("XDEL", "KEY", "0-1"),
+    ("XRANGE", "KEY", "-", "+"),
+    ("XREAD", "STREAMS", "KEY", "0"),
+    ("XPENDING", "KEY", "workers"),
+    ("HSET", "KEY", "a", "1"),
+    ("HGETALL", "KEY"),
+    ("ZADD", "KEY", "0", "a"),
+    ("ZRANGE", "KEY", "0", "0"),
+    ("RPUSH", "KEY", "a"),
+)
+_WORKS = (
+    ("XREADGROUP", "GROUP", "workers", "doctor", "STREAMS", "KEY", ">"),
+    ("XCLAIM", "KEY", "workers", "doctor", "0", "0-1"),
+    ("XAUTOCLAIM", "KEY", "workers", "doctor", "0", "0"),
+    ("XACK", "KEY", "workers", "0-1"),
+    ("BLPOP", "KEY", "1"),
+)
 
 
 async def examine(queue: Queue, url: str) -> AsyncGenerator[Finding, None]:
@@ -61,7 +71,12 @@ async def examine(queue: Queue, url: str) -> AsyncGenerator[Finding, None]:
     if not server[0].fine:
         return
     checks: dict[str, Callable[[], Awaitable[list[Finding]]]] = {
+        "disk": lambda: _disk(queue.redis),
         "memory": lambda: _memory(queue.redis),
+        "clients": lambda: _clients(queue.redis),
+        "replicas": lambda: _replicas(queue.redis),
+        "keys": lambda: _keys(queue),
+        "rights": lambda: _rights(queue, url),
         "latency": lambda: _latency(queue.redis),
         "clock": lambda: _clock(queue),
         "scripts": lambda: _scripts(queue),
@@ -96,13 +111,51 @@ async def _server(redis: Redis, url: str) -> list[Finding]:
     found += [Finding("settings", False, what, step) for what, _, step in parts]
     if not parts:
         found.append(Finding("settings", True, "append-only file on, nothing is evicted"))
+    if facts.loses_jobs:
+        what, _, step = facts.loses_jobs.partition("; ")
+        found.append(Finding("settings", False, f"{what}: workers and submits refuse it", step))
     return found
 
 
+async def _disk(redis: Redis) -> list[Finding]:
+    told: list[dict[str, Any]] = [await node.info("persistence") for node in await primaries_of(redis)]
+    kept = all(int(info.get("aof_enabled", 0)) for info in told)
+    return [judge_persistence(kept, await setting_of(redis, "appendfsync"))]
+
+
+async def _clients(redis: Redis) -> list[Finding]:
+    told: list[dict[str, Any]] = [await node.info("clients") for node in await primaries_of(redis)]
+    return [judge_connections(int(info["connected_clients"]), int(info.get("maxclients", 0))) for info in told]
+
+
+async def _replicas(redis: Redis) -> list[Finding]:
+    least = await setting_of(redis, "min-replicas-to-write")
+    told: list[dict[str, Any]] = [await node.info("replication") for node in await primaries_of(redis)]
+    return [judge_replicas(info, None if least is None else int(least)) for info in told]
+
+
+async def _keys(queue: Queue) -> list[Finding]:
+    keys = (*queue.keys.shared, queue.keys.lane("x"), queue.keys.back("x"), queue.keys.job("x"), queue.keys.batch("x"))
+    return [judge_place(keys, isinstance(queue.redis, Routed) and queue.redis.is_cluster)]
+
+
+async def _rights(queue: Queue, url: str) -> list[Finding]:
+    """Try each kind of command on a key of another type: what is permitted fails for that, and nothing is changed."""
+    probe = queue.keys.probe
+    await queue.redis.set(probe, "1", px=PROBE_TTL_MS)
+    pipe: Any = queue.redis.pipeline(transaction=False)
+    tries = [*_SUBMITS, *_WORKS]
+    for name, *arguments in tries:
+        pipe.execute_command(name, *(probe if argument == "KEY" else argument for argument in arguments))
+    replies = await pipe.execute(raise_on_error=False)
+    refused = [isinstance(reply, exceptions.NoPermissionError) for reply in replies]
+    lacks = {name for (name, *_), no in zip(tries, refused, strict=True) if no}
+    user = parse_redis_url(url).username or "default"
+    return [judge_rights(user, *([name.lower() for name, *_ in some if name in lacks] for some in (_SUBMITS, _WORKS)))]
+
+
 async def _memory(redis: Redis) -> list[Finding]:
-    cluster = isinstance(cast(object, redis), RedisCluster)
-    answer: Any = await redis.info("memory", **({"target_nodes": RedisCluster.PRIMARIES} if cluster else {}))
-    nodes = [answer] if "used_memory" in answer else list(answer.values())
+    nodes: list[dict[str, Any]] = [await node.info("memory") for node in await primaries_of(redis)]
     return [
         judge_memory(int(node["used_memory"]), int(node.get("maxmemory", 0)), int(node.get("total_system_memory", 0)))
         for node in nodes
@@ -158,54 +211,3 @@ async def _timed(call: Callable[[], Awaitable[object]]) -> float:
     began = time.perf_counter()
     await call()
     return time.perf_counter() - began
-
-
-# --- and how it is judged -------------------------------------------------------------------------------------------
-
-
-def judge_memory(used: int, most: int, machine: int) -> Finding:
-    """Judge what a server uses of its `maxmemory`, or of its machine where there is none (0: not known)."""
-    limit, of = (most, "maxmemory") if most else (machine, "the machine's memory; no maxmemory is set")
-    if not limit:
-        return Finding("memory", True, f"{format_size(used)} used; no maxmemory is set")
-    text = f"{format_size(used)} used of {format_size(limit)} ({of})"
-    if used < _NEARLY_FULL * limit:
-        return Finding("memory", True, text)
-    give = "CONFIG SET maxmemory SIZE" if most else "a larger machine"
-    step = f"delete batches that are done (llmq batch delete ID), or give it more: {give}"
-    return Finding("memory", False, f"{text}: it is about to refuse jobs", step)
-
-
-def judge_latency(seconds: Sequence[float]) -> Finding:
-    """Judge the times of some trips."""
-    ordered = sorted(seconds)
-    half, most = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.99))
-    text = f"p50 {half * 1000:.1f} ms, p99 {most * 1000:.1f} ms of {len(ordered)} pings"
-    if most < _SLOW_S:
-        return Finding("latency", True, text)
-    step = "put Redis nearer to the workers, or see what holds it up: SLOWLOG GET, LATENCY DOCTOR"
-    return Finding("latency", False, f"{text}: chat waits for several such trips", step)
-
-
-def judge_clock(offset_s: float) -> Finding:
-    """Judge by how much this host's clock is ahead of Redis'."""
-    size = f"{abs(offset_s):.1f} s" if abs(offset_s) >= 1 else f"{abs(offset_s) * 1000:.0f} ms"
-    text = f"this host is {size} {'ahead of' if offset_s > 0 else 'behind'} Redis"
-    if abs(offset_s) < _CLOCK_OFF_S:
-        return Finding("clock", True, text)
-    return Finding("clock", False, f"{text}; llmq goes by Redis' clock, people by others", "set both by NTP")
-
-
-def judge_workers(workers: Sequence[WorkerStatus], queue: str) -> Finding:
-    """Judge the workers of a queue by their states."""
-    alive = [worker for worker in workers if worker.state != SILENT]
-    states = {state: [one for one in workers if one.state == state] for state in sorted({one.state for one in workers})}
-    text = ", ".join(f"{len(some):,} {state}" for state, some in states.items()) or "none"
-    if not alive:
-        option = "" if queue == "default" else f" --queue {queue}"
-        return Finding("workers", False, f"{text}: nobody serves queue {queue}", f"llmq worker --gpu 0{option}")
-    if sick := [worker.id for worker in workers if worker.state in (SILENT, "engine_down")]:
-        named = ", ".join(sick[:3]) + (", ..." if len(sick) > 3 else "")
-        return Finding("workers", False, f"{text} ({named})", "look after them: llmq workers")
-    slots = sum(worker.slots for worker in alive)
-    return Finding("workers", True, f"{text}; {slots:,} {'slot' if slots == 1 else 'slots'}")

@@ -21,7 +21,7 @@ from llmq.scheduler.queue import Queue
 _PROBE = "health"
 
 #: Long enough to be seen by whoever looks for it, and gone before the next day.
-_PROBE_TTL_MS = 10_000
+PROBE_TTL_MS = 10_000
 
 #: A worker with a free slot claims once a second; one that has not for so long is stuck, or cannot reach Redis.
 LONGEST_WITHOUT_CLAIM_S = 60.0
@@ -56,7 +56,7 @@ async def check_health(queue: Queue, worker: str | None = None) -> Health:
         queue.redis, scripts.claim(queue.keys, _PROBE, room=0, free=0, reserve=0, suspects=0, candidates=[])
     )
     claimed = time.perf_counter()
-    await queue.redis.set(queue.keys.probe, "1", px=_PROBE_TTL_MS)
+    await queue.redis.set(queue.keys.probe, "1", px=PROBE_TTL_MS)
     written = time.perf_counter()
     workers = judge_worker(await read_workers(queue), worker) if worker is not None else ()
     return Health(claimed - started, written - claimed, workers)

@@ -292,7 +292,7 @@ async def _read_lanes(queue: Queue, names: Mapping[str, TrafficClass], now_ms: i
         pipe.zcount(back, f"({now_ms}", "+inf")
         pipe.zcount(back, "-inf", now_ms)
         pipe.zrange(back, 0, 0)
-        pipe.eval(_FIRST_NEW, 1, stream)
+        pipe.eval_ro(_FIRST_NEW, 1, stream)
         pipe.hget(queue.keys.batch(batch_of(name) or ""), "created_at")
     # A lane that ended a moment ago has no group to ask for what is pending.
     replies = [None if isinstance(reply, Exception) else reply for reply in await pipe.execute(raise_on_error=False)]
@@ -323,7 +323,7 @@ async def _read_dead(queue: Queue, total: int) -> dict[TrafficClass, int] | None
         return {}
     if total > MAX_DEAD_READ:
         return None
-    found = await cast(Any, queue.redis).eval(_DEAD_CLASSES, 1, queue.keys.dead, MAX_DEAD_BYTES)
+    found = await cast(Any, queue.redis).eval_ro(_DEAD_CLASSES, 1, queue.keys.dead, MAX_DEAD_BYTES)
     if not found:
         return None
     interactive, batch = found

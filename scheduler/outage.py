@@ -26,7 +26,18 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 #: What a server says of itself that passes without anybody's doing.
 _PASSING = tuple(
-    MEANINGS[code] for code in ("LOADING", "BUSY", "READONLY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "NOREPLICAS")
+    MEANINGS[code]
+    for code in (
+        "LOADING",
+        "BUSY",
+        "READONLY",
+        "UNBLOCKED",
+        "CLUSTERDOWN",
+        "MASTERDOWN",
+        "MOVED",
+        "TRYAGAIN",
+        "NOREPLICAS",
+    )
 )
 
 #: What every client of redis-py raises for what a server or a connection did.

@@ -72,7 +72,7 @@ class Queue:
         """Return the time that the queue goes by: Redis', or a simulation's."""
         pipe = self.redis.pipeline(transaction=False)
         pipe.hget(self.keys.config, "virtual")
-        pipe.eval(_TIME, 1, self.keys.config)
+        pipe.eval_ro(_TIME, 1, self.keys.config)
         virtual, (seconds, micros) = await pipe.execute()
         return int(virtual) if virtual else int(seconds) * 1000 + int(micros) // 1000
 

@@ -50,6 +50,8 @@ MEANINGS = {
     "BUSY": Meaning("is held up by a script that runs too long", f"{_WAIT}, or end it: SCRIPT KILL"),
     "CLUSTERDOWN": Meaning("is a cluster that is down, or has slots without a node", "check it: CLUSTER INFO"),
     "MASTERDOWN": Meaning("is a replica whose primary is away", _PRIMARY),
+    "MOVED": Meaning("is a cluster that does not agree yet which node holds this queue", _WAIT),
+    "UNBLOCKED": Meaning("has just become a replica", _PRIMARY),
     "TRYAGAIN": Meaning("is a cluster that is moving this queue to another node", _WAIT),
     "NOREPLICAS": Meaning("has too few replicas to accept writes", "start them, or lower min-replicas-to-write"),
 }
@@ -62,8 +64,30 @@ _NOT_A_SENTINEL = Meaning("is no Sentinel", "use redis:// instead of redis+senti
 _NO_DATABASE = Meaning("has no database of that number", "use one that it has, as in redis://host:6379/0")
 _NOT_A_CLUSTER = Meaning("is no cluster", "use redis:// instead of redis+cluster:// in LLMQ_REDIS_URL")
 
-#: Errors of wrong URLs, which have no code of their own.
-_SAID = (("DB index is out of range", _NO_DATABASE), ("unknown command 'SENTINEL'", _NOT_A_SENTINEL))
+_NO_MORE_CLIENTS = Meaning(
+    "takes no more connections: it has its maxclients",
+    "see whose they are (CLIENT LIST), or allow more: CONFIG SET maxclients N",
+)
+_UNTRUSTED = Meaning(
+    "shows a certificate that is not trusted here, or is not for that host",
+    "name the CA that signed it (rediss://host?ssl_ca_certs=/path/ca.pem), and the host as the certificate has it",
+)
+_WANTS_CERTIFICATE = Meaning(
+    "wants a certificate of its clients",
+    "name one: rediss://host?ssl_certfile=/path/client.pem&ssl_keyfile=/path/client.key",
+)
+_NO_TLS = Meaning("does not speak TLS", "use redis:// instead of rediss:// in LLMQ_REDIS_URL")
+
+#: Errors that have no code of their own: of wrong URLs, and of connections that were refused.
+_SAID = (
+    ("DB index is out of range", _NO_DATABASE),
+    ("unknown command 'SENTINEL'", _NOT_A_SENTINEL),
+    ("cluster support disabled", _NOT_A_CLUSTER),
+    ("max number of clients", _NO_MORE_CLIENTS),
+    ("CERTIFICATE_VERIFY_FAILED", _UNTRUSTED),
+    ("CERTIFICATE_REQUIRED", _WANTS_CERTIFICATE),
+    ("WRONG_VERSION_NUMBER", _NO_TLS),
+)
 
 # redis-py takes the code off where it has a class for it. More special classes come first.
 _CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -76,6 +100,7 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.ClusterDownError, "CLUSTERDOWN"),
     (exceptions.SlotNotCoveredError, "CLUSTERDOWN"),
     (exceptions.TryAgainError, "TRYAGAIN"),
+    (exceptions.AskError, "MOVED"),  # and MovedError
 )
 
 
@@ -112,28 +137,17 @@ def explain(error: BaseException) -> Meaning | None:
     for kind, code_of_kind in _CODES:
         if isinstance(error, kind):
             return MEANINGS[code_of_kind]
+    for said, meaning in _SAID:
+        if said in text:
+            return meaning
     if isinstance(error, exceptions.ConnectionError) and code != "READONLY":
         return _USED_UP if "No connection available" in text else _UNREACHABLE
     if isinstance(error, exceptions.TimeoutError):
         return _SLOW
     if isinstance(error, exceptions.InvalidResponse):
         return _NOT_REDIS
-    if isinstance(error, exceptions.RedisClusterException):
-        return _explain_cluster(text)
-    for said, meaning in _SAID:
-        if said in text:
-            return meaning
     # From here on a server's error: the code in front is all there is (also of one that a script passed on).
     return MEANINGS.get(code) if isinstance(error, exceptions.RedisError) else None
-
-
-def _explain_cluster(text: str) -> Meaning | None:
-    """Tell a cluster that cannot be used from a command that a cluster cannot run (a fault of llmq)."""
-    if "ot enabled" in text:
-        return _NOT_A_CLUSTER
-    if "not covered" in text:
-        return MEANINGS["CLUSTERDOWN"]
-    return _UNREACHABLE if "cannot be connected" in text else None
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

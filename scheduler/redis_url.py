@@ -6,8 +6,9 @@
     redis+sentinel://host[:port][,host...]/service[/db]   the primary that Sentinel names
     redis+cluster://host[:port][,host...]                 a cluster, found through any of these nodes
 
-`rediss+sentinel` and `rediss+cluster` are the TLS forms. Timeouts, pools and retries are not in the URL: llmq depends
-on them, so `connection.py` alone sets them, and an option that would change them is refused.
+`rediss+sentinel` and `rediss+cluster` are the TLS forms. Options stand behind a `?`: user name and password (also those
+of the sentinels), files of TLS, and `protocol=3` for what understands RESP3 only. Timeouts, pools and retries are not
+in the URL: llmq depends on them, so `connection.py` alone sets them, and an option that would change them is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ URL_FORMS = (
 
 _PORTS = {"server": 6379, "cluster": 6379, "sentinel": 26379}
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
-_OPTIONS = ("db", "username", "password", "sentinel_username", "sentinel_password", *_TLS_OPTIONS)
+_OPTIONS = ("db", "username", "password", "sentinel_username", "sentinel_password", "protocol", *_TLS_OPTIONS)
 _SECRET = re.compile(r"([?&][a-z_]*(?:password|secret|token)[a-z_]*=)[^&]*", re.IGNORECASE)
 
 
@@ -53,6 +54,7 @@ class RedisAddress:
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
     tls: Mapping[str, object] | None = None
+    protocol: int = 2
 
 
 def parse_redis_url(url: str) -> RedisAddress:
@@ -80,6 +82,7 @@ def parse_redis_url(url: str) -> RedisAddress:
         sentinel_username=options.get("sentinel_username"),
         sentinel_password=options.get("sentinel_password"),
         tls=_tls(url, options) if base == "rediss" else None,
+        protocol=_protocol(url, options.get("protocol", "2")),
     )
 
 
@@ -126,6 +129,12 @@ def _service_and_db(url: str, topology: Topology, path: str, option: str | None)
         wanted = "no database number: a cluster has only 0" if topology is Topology.CLUSTER else "a database number"
         raise SettingsError(f"expected {wanted}, got {db!r} in {redact(url)!r}")
     return service, int(db)
+
+
+def _protocol(url: str, text: str) -> int:
+    if text not in ("2", "3"):
+        raise SettingsError(f"expected protocol to be 2 or 3, got {text!r} in {redact(url)!r}")
+    return int(text)
 
 
 def _tls(url: str, options: Mapping[str, str]) -> dict[str, object]:

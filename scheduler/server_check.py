@@ -1,7 +1,11 @@
 """Whether a server fits llmq: its kind and version, its role, and settings of it that can lose jobs.
 
-Asked once by every process that starts. What makes llmq wrong is refused (an old server, a
-replica); what may lose jobs is a warning with the setting to change, because some people know what they are doing.
+Asked once by every process that starts. What makes llmq wrong is refused (an old server, a replica), and what is sure
+to lose jobs is refused to whoever puts work in or runs it; what may lose some is a warning with the setting to change.
+
+A full server that evicts deletes keys without a word. `allkeys-*` may take any: batches that wait, the queue's order.
+`volatile-*` takes those with a TTL: results that nobody has fetched yet, records of ended jobs (a `key` runs again),
+cancels on their way, the state of the bucket. No job that waits or runs has a TTL, so this is a warning.
 """
 
 from __future__ import annotations
@@ -9,23 +13,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from llmq.scheduler.errors import RedisUnavailable
+from llmq.scheduler.routed import Routed
+from llmq.scheduler.units import format_size
 
 #: The oldest servers on which the whole base path works and is tested.
 MINIMUM = {"Redis": (7, 0), "Valkey": (7, 2)}
+
+_NOEVICTION = "type CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
     """What llmq knows of the server behind a connection; of a cluster, its primaries taken together.
 
-    `run_id` changes with every start of a server: contact that was unbroken has the same one. `warnings` are whole
-    sentences, each with what to type.
+    `run_id` changes with every start of a server: contact that was unbroken has the same one. `warnings` and
+    `loses_jobs` are whole sentences, each with what to type.
     """
 
     name: str
@@ -36,6 +44,12 @@ class ServerFacts:
     maxmemory_policy: str
     append_only: bool
     warnings: tuple[str, ...] = ()
+    loses_jobs: str = ""
+
+    def refuse_loss(self) -> None:
+        """Raise RedisUnavailable for a server that will delete waiting jobs: for whoever puts work in, or runs it."""
+        if self.loses_jobs:
+            raise RedisUnavailable(self.loses_jobs)
 
 
 async def check_server(client: Redis) -> ServerFacts:
@@ -43,12 +57,20 @@ async def check_server(client: Redis) -> ServerFacts:
 
     Errors of redis-py pass through: the caller stands within `redis_errors`.
     """
-    # To a type checker every client is a Redis (see `connect`), so it is asked as an object.
-    cluster = isinstance(cast(object, client), RedisCluster)
-    answer: dict[str, Any] = await client.info(**({"target_nodes": RedisCluster.PRIMARIES} if cluster else {}))
-    # Of one node redis-py gives the information itself, of several a map of them.
-    nodes = [answer] if "redis_version" in answer else list(answer.values())
-    return judge_servers(nodes, await _save_points(client), cluster)
+    nodes = [await node.info() for node in await primaries_of(client)]
+    return judge_servers(nodes, await setting_of(client, "save"), isinstance(client, Routed) and client.is_cluster)
+
+
+async def primaries_of(client: Redis) -> list[Redis]:
+    """Return a client of each primary: of one server, or of one that Sentinel names, the client itself."""
+    return await client.primaries() if isinstance(client, Routed) else [client]
+
+
+async def run_id_of(client: Redis, key: str) -> str:
+    """Return the run id of the server that holds a key: it changes when that restarts, or another takes its place."""
+    node = await client.node_of(key) if isinstance(client, Routed) else client
+    info: dict[str, Any] = await node.info("server")
+    return str(info.get("run_id", ""))
 
 
 def judge_servers(nodes: Sequence[Mapping[str, Any]], save_points: str | None, cluster: bool) -> ServerFacts:
@@ -65,6 +87,7 @@ def judge_servers(nodes: Sequence[Mapping[str, Any]], save_points: str | None, c
         maxmemory=min(int(info.get("maxmemory", 0)) for info in nodes),
         maxmemory_policy=str(first.get("maxmemory_policy", "")),
         append_only=all(int(info.get("aof_enabled", 0)) for info in nodes),
+        loses_jobs=next(filter(None, map(_loss, nodes)), ""),
         warnings=tuple(dict.fromkeys(warning for info in nodes for warning in _warnings(info, save_points))),
     )
 
@@ -91,15 +114,22 @@ def _refuse_unfit(info: Mapping[str, Any], cluster: bool) -> None:
         )
 
 
+def _loss(info: Mapping[str, Any]) -> str:
+    """Say why a server is sure to lose jobs once it is full; "" where it is not. Without maxmemory it never evicts."""
+    policy, maxmemory = str(info.get("maxmemory_policy", "")), int(info.get("maxmemory", 0))
+    if not policy.startswith("allkeys") or not maxmemory:
+        return ""
+    what = f"this server deletes jobs when its {format_size(maxmemory)} are full (maxmemory-policy {policy})"
+    return f"{what}; {_NOEVICTION}"
+
+
 def _warnings(info: Mapping[str, Any], save_points: str | None) -> list[str]:
     """Name the settings that can lose jobs (F-026, F-094), each with what to type."""
     found = []
-    policy = info.get("maxmemory_policy", "noeviction")
+    policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
-        found.append(
-            f"maxmemory-policy is {policy}: a full Redis deletes jobs without a word; "
-            "type CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration"
-        )
+        what = "results that nobody has fetched yet" if policy.startswith("volatile") else "jobs"
+        found.append(f"maxmemory-policy is {policy}: a full Redis deletes {what} without a word; {_NOEVICTION}")
     if not int(info.get("aof_enabled", 0)):
         lost = "all jobs" if save_points == "" else "the jobs since its last snapshot"
         found.append(
@@ -111,14 +141,15 @@ def _warnings(info: Mapping[str, Any], save_points: str | None) -> list[str]:
     return found
 
 
-async def _save_points(client: Redis) -> str | None:
+async def setting_of(client: Redis, name: str) -> str | None:
+    """Return a setting of the server; None where it does not tell."""
     try:
-        answer = await client.execute_command("CONFIG GET", "save")  # type: ignore[no-untyped-call]
+        answer = await client.execute_command("CONFIG GET", name)  # type: ignore[no-untyped-call]
     except ResponseError:
-        # Hosted servers commonly refuse CONFIG.
+        # Hosted servers commonly refuse CONFIG, and most users may not.
         return None
-    save = answer.get("save")
-    return save if isinstance(save, str) else None
+    value = answer.get(name, answer.get(name.encode()))  # RESP3: bytes
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _name_and_version(info: Mapping[str, Any]) -> tuple[str, str]:

@@ -127,5 +127,5 @@ async def _read_before(queue: Queue, job: JobRecord) -> tuple[int, bool]:
     if rank is not None:
         return int(rank), False
     again = await redis.zcount(back, "-inf", await queue.now_ms())
-    new, cut = await redis.eval(_BEFORE, 1, stream, job.entry, MOST_BEFORE, _MOST_BYTES)
+    new, cut = await redis.eval_ro(_BEFORE, 1, stream, job.entry, MOST_BEFORE, _MOST_BYTES)
     return int(again) + int(new), bool(cut)

@@ -96,6 +96,9 @@ class Guardian:
 class Server:
     """One Redis or Valkey process on a free loopback port; its data stays in `folder` from start to start."""
 
+    #: What it says in its log when it is ready.
+    READY = "Ready to accept connections"
+
     def __init__(self, binary: Path, folder: Path, guardian: Guardian, options: tuple[str, ...] = VOLATILE) -> None:
         self.binary = binary
         self.folder = folder
@@ -123,7 +126,7 @@ class Server:
     def start(self) -> Server:
         """Start the process and return when it accepts connections, with its data loaded."""
         # A port that is free now may be taken in a moment: have a few to try.
-        ports = [self.port] if self.port else [_free_port() for _ in range(5)]
+        ports = [self.port] if self.port else [free_port() for _ in range(5)]
         for port in ports:
             if self._serves_on(port):
                 self.port = port
@@ -161,22 +164,24 @@ class Server:
             self.kill()
 
     def _serves_on(self, port: int) -> bool:
-        command = [str(self.binary), *COMMON_OPTIONS, *self._options, "--dir", str(self.folder), "--port", str(port)]
         with (self.folder / "log").open("wb") as log:
             # In a session of its own, so that Ctrl-C on the terminal ends the tests first, and they end the server.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._command(port), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         self._guardian.watch(self._process.pid)
         # The server says in its log when it is ready, and no earlier sign is certain: a connection may be somebody
         # else's server on the same port, or be refused while the data is loading.
         deadline = time.monotonic() + START_TIMEOUT
-        while "Ready to accept connections" not in self.log:
+        while self.READY not in self.log:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 return False
             time.sleep(0.005)
         return True
+
+    def _command(self, port: int) -> list[str]:
+        return [str(self.binary), *COMMON_OPTIONS, *self._options, "--dir", str(self.folder), "--port", str(port)]
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -189,6 +194,27 @@ class Server:
         process.wait()
         self._guardian.forget(process.pid)
         self._process = None
+
+
+class Sentinel(Server):
+    """A process that watches a primary, and promotes a replica when enough sentinels miss it."""
+
+    READY = "+monitor master"
+
+    #: What the watched primary is called.
+    SERVICE = "main"
+
+    def __init__(self, binary: Path, folder: Path, guardian: Guardian, watched: Server, settings: str) -> None:
+        super().__init__(binary, folder, guardian)
+        self._watched = watched
+        self._settings = settings
+
+    def _command(self, port: int) -> list[str]:
+        file = self.folder / "sentinel.conf"
+        if not file.exists():  # a sentinel keeps in it what it learns
+            place = f"127.0.0.1 {self._watched.port}"
+            file.write_text(f"bind 127.0.0.1\nsentinel monitor {self.SERVICE} {place} 2\n{self._settings}")
+        return [str(self.binary), str(file), "--sentinel", "--port", str(port)]
 
 
 class ImageServer:
@@ -232,6 +258,14 @@ class Servers:
         server = self._server(kind, options)
         self._private.append(server)
         return server.start()
+
+    def sentinel(self, watched: Server, settings: str) -> Sentinel:
+        """Start a private sentinel that watches a private server."""
+        folder = self._folder / f"sentinel-{len(self._private)}-{time.monotonic_ns()}"
+        sentinel = Sentinel(watched.binary, folder, self._guardian, watched, settings)
+        self._private.append(sentinel)
+        sentinel.start()
+        return sentinel
 
     def close_private(self) -> None:
         """End the private servers that have not ended yet, and delete their data."""
@@ -289,7 +323,8 @@ def _docker_runs() -> bool:
     return asked.returncode == 0
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody listens on at this moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -20,6 +20,7 @@ from llmq.scheduler import scripts
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Lease, Outcome, batch_of
 from llmq.scheduler.queue import Queue
+from llmq.scheduler.server_check import run_id_of
 from llmq.workers.contact import Contact
 from llmq.workers.desk import VERDICTS
 from llmq.workers.fleet_watch import FleetWatch
@@ -101,8 +102,7 @@ class Sweeper:
             return False
         self._led_at = (lead.now_ms, time.monotonic())
         await self._fleet_watch.look(lead.now_ms)
-        info: dict[str, Any] = await self._redis.info("server")
-        self._contact.server(str(info.get("run_id", "")))
+        self._contact.server(await run_id_of(self._redis, self._keys.config))
         few = len(lead.lanes) <= FEW_LANES
         full = time.monotonic() >= self._full_sweep_at
         if full or missing or few:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import fakeredis
 import pytest
+from fakeredis._commands import SUPPORTED_COMMANDS
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 async def redis() -> AsyncIterator[Redis]:
     """A client of a fake server of its own; in place of the real one of tests/conftest.py."""
+    # EVAL_RO is all that it lacks: EVAL that may not write.
+    SUPPORTED_COMMANDS["eval_ro"] = SUPPORTED_COMMANDS["eval"]
     client = fakeredis.FakeAsyncRedis()
     yield client
     await client.aclose()

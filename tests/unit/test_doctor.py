@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from llmq.scheduler.doctor import Finding, judge_clock, judge_latency, judge_memory, judge_workers
+from llmq.scheduler.findings import (
+    Finding,
+    judge_clock,
+    judge_connections,
+    judge_latency,
+    judge_memory,
+    judge_persistence,
+    judge_place,
+    judge_replicas,
+    judge_rights,
+    judge_workers,
+)
 from llmq.scheduler.fleet import WorkerStatus, worker_of
 
 GIB = 2**30
@@ -67,3 +78,52 @@ def test_workers(states: tuple[str, ...], fine: bool, text: str) -> None:
     found = judge_workers([worker(f"w{number}", state) for number, state in enumerate(states)], "evals")
     assert (fine, text) == (found.fine, found.text)
     assert fine is not bool(found.step)
+
+
+@pytest.mark.parametrize(
+    ("kept", "fsync", "fine", "words"),
+    [
+        (True, "everysec", True, "loses the last second"),
+        (True, "always", True, "loses nothing"),
+        (True, "no", False, "half a minute"),
+        (True, None, True, "what appendfsync says"),
+        (False, "no", True, "kept in memory"),
+    ],
+)
+def test_disk(kept: bool, fsync: str | None, fine: bool, words: str) -> None:
+    """What a crash of the server's machine loses (G1)."""
+    found = judge_persistence(kept, fsync)
+    assert (fine, True) == (found.fine, words in found.text)
+
+
+def test_clients() -> None:
+    """A server at its maxclients refuses the next worker."""
+    assert judge_connections(10, 0).fine
+    assert judge_connections(89, 100).fine
+    found = judge_connections(90, 100)
+    assert (False, True) == (found.fine, "CONFIG SET maxclients" in found.step)
+
+
+def test_replicas() -> None:
+    """One that lags is what a failover loses (F-072, F-088)."""
+    good = {"ip": "a", "port": 1, "state": "online", "lag": 1}
+    assert "none" == judge_replicas({"connected_slaves": 0}, 0).text
+    assert "may lose" in judge_replicas({"connected_slaves": 1, "slave0": good}, 0).text
+    assert "writes need 1" in judge_replicas({"connected_slaves": 1, "slave0": good}, 1).text
+    for bad in (good | {"lag": 11}, good | {"state": "wait_bgsave"}):
+        found = judge_replicas({"connected_slaves": 2, "slave0": good, "slave1": bad}, None)
+        assert (False, True) == (found.fine, found.text.startswith("1 of 2 lag"))
+
+
+def test_keys() -> None:
+    """All keys of a queue share one hash slot (F-091)."""
+    assert judge_place(["llmq:{a}:x", "llmq:{a}:y"], cluster=True).fine
+    assert not judge_place(["llmq:a:x", "llmq:a:y"], cluster=True).fine
+
+
+def test_rights() -> None:
+    """Who may not submit can do nothing; who may not work may still submit."""
+    assert judge_rights("me", [], []).fine
+    assert "lacks xclaim" in judge_rights("me", [], ["xclaim"]).text
+    found = judge_rights("me", ["xadd"], [])
+    assert (False, True) == (found.fine, "deploy/acl" in found.step)

@@ -1,0 +1,306 @@
+"""Clients of several servers: each command goes to the primary that holds its key, and follows when that changes.
+
+For Sentinel and Cluster alike; who is primary, a map knows (`route.py`), and a *guide* is who tells it: a sentinel, or
+any node of the cluster. A primary is an ordinary client of `connection.py`, so that all topologies share one kind of
+connection. Only what a server says that it has *not run* (MOVED, ASK, TRYAGAIN) is sent again. An error of a connection
+is the caller's, as on one server; it makes the map doubtful, and the next command asks the guides first.
+
+redis-py has such clients; these are in their place because its cluster client sends commands again on its own (a second
+job), gives ASKING and the command that it is for to different connections, cannot do MULTI before redis-py 6, and uses
+connections that swallow cancellations; and because its Sentinel pool asks for the primary only when it connects.
+
+The keys of a pipeline belong to one queue, hence to one primary. Replicas are never read: they lag.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import redis
+import redis.asyncio
+from redis import exceptions
+from redis.asyncio.client import Pipeline
+
+from llmq.scheduler.route import DOUBTFUL, NOT_RUN, Address, Attempt, Map, key_of
+
+T = TypeVar("T")
+
+#: A command as pipelines of redis-py hold it.
+Command = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Routed(redis.asyncio.Redis):
+    """A client of several servers; `open_node` makes the client of one, `open_guide` of one that tells the map."""
+
+    def __init__(
+        self,
+        primaries: Map,
+        open_node: Callable[[Address], redis.asyncio.Redis],
+        open_guide: Callable[[Address], redis.asyncio.Redis] | None = None,
+    ) -> None:
+        self._map = primaries
+        self._open_node = open_node
+        self._nodes: dict[Address, redis.asyncio.Redis] = {}
+        self._guides = {address: open_guide(address) for address in primaries.guides()} if open_guide else {}
+        self._refreshing = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
+        # What commands need to know of a connection (encoding, shapes of replies) is the same for all nodes; this one
+        # is never connected.
+        super().__init__(connection_pool=open_node(primaries.guides()[0]).connection_pool)
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether it is of a cluster."""
+        return self._map.cluster
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Run one command on the node that holds its key; one without a key on any primary."""
+
+        async def send(node: redis.asyncio.Redis, asking: bool) -> Any:
+            if not asking:
+                return await node.execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            (reply,) = await _send_all(node, [(args, options)], asking=True)
+            if isinstance(reply, Exception):
+                raise reply
+            return reply
+
+        return await self._routed(key_of(args), send)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Pipeline:
+        """Return a pipeline for keys of one queue."""
+        return _RoutedPipeline(self, transaction, shard_hint)
+
+    async def primaries(self) -> list[redis.asyncio.Redis]:
+        """Return the clients of all primaries."""
+        await self._refresh()
+        return [self._node(address) for address in self._map.primaries]
+
+    async def node_of(self, key: str) -> redis.asyncio.Redis:
+        """Return the client of the node that holds a key."""
+        await self._refresh()
+        return self._node(self._map.owner(key.encode()))
+
+    async def run_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Run several commands in one trip; a reply may be an exception. What was not run is run on its own."""
+
+        async def send(node: redis.asyncio.Redis, asking: bool) -> list[Any]:
+            replies = await _send_all(node, commands, asking=asking)
+            if all(isinstance(reply, NOT_RUN) for reply in replies):
+                raise replies[0]
+            return replies
+
+        replies = await self._routed(_key_of_all(commands), send)
+        for place, ((args, options), reply) in enumerate(zip(commands, replies, strict=True)):
+            if isinstance(reply, NOT_RUN):
+                try:
+                    replies[place] = await self.execute_command(*args, **options)
+                except exceptions.ResponseError as error:
+                    replies[place] = error
+        return replies
+
+    async def transact(self, commands: Sequence[Command]) -> list[Any]:
+        """Run several commands as one transaction; a reply may be an exception."""
+
+        async def send(node: redis.asyncio.Redis, asking: bool) -> list[Any]:
+            whole: list[Command] = [(("MULTI",), {}), *((args, {}) for args, _ in commands), (("EXEC",), {})]
+            started, *queued, done = await _send_all(node, whole, asking=asking)
+            if isinstance(done, Exception):  # the first refusal says why, EXEC only that there was one
+                raise next((reply for reply in (started, *queued) if isinstance(reply, Exception)), done)
+            return [
+                reply if isinstance(reply, Exception) else self._shaped(command, reply)
+                for command, reply in zip(commands, done, strict=True)
+            ]
+
+        return await self._routed(_key_of_all(commands), send)
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        """Close all connections to all servers."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+        nodes, self._nodes = self._nodes, {}
+        for node in (*nodes.values(), *self._guides.values()):
+            await node.aclose()
+
+    async def _routed(self, key: bytes | None, send: Callable[[redis.asyncio.Redis, bool], Awaitable[T]]) -> T:
+        attempt = Attempt(self._map, key)
+        while True:
+            if self._map.doubtful:
+                await self._refresh()
+            elif self._map.due and self._looking is None:
+                self._looking = asyncio.create_task(self._look_again())
+            address = attempt.address
+            try:
+                return await send(self._node(address), attempt.asking)
+            except NOT_RUN as error:
+                pause = attempt.refused(error, address)
+            except DOUBTFUL:
+                self._map.doubt(address)
+                raise
+            await asyncio.sleep(pause)
+
+    async def _refresh(self) -> None:
+        """Ask for the map, if nobody else has just done so; raises what the last guide answered where none tells."""
+        async with self._refreshing:
+            if self._map.doubtful:
+                await self._ask()
+
+    async def _look_again(self) -> None:
+        """Ask though nothing failed, beside the commands; what fails shows when it is needed."""
+        try:
+            async with self._refreshing:
+                await self._ask()
+        except DOUBTFUL:
+            pass
+        finally:
+            self._looking = None
+
+    async def _ask(self) -> None:
+        failure: Exception = exceptions.ConnectionError("nobody is there to ask which server is the primary")
+        for guide in self._map.guides():
+            asked = self._guides.get(guide) or self._node(guide)
+            try:
+                reply = await asked.execute_command(*self._map.question)  # type: ignore[no-untyped-call]
+                self._map.read(reply, guide)
+            except DOUBTFUL as error:
+                self._map.doubt(guide)
+                failure = error
+                continue
+            await self._close_unknown()
+            return
+        raise failure
+
+    async def _close_unknown(self) -> None:
+        # Kept, with its connections closed: a command that is on its way to it may yet open one, which must end, too.
+        for address in self._nodes.keys() - self._map.known:
+            await self._nodes[address].connection_pool.disconnect()
+
+    def _node(self, address: Address) -> redis.asyncio.Redis:
+        if (node := self._nodes.get(address)) is None:
+            node = self._nodes[address] = self._open_node(address)
+        return node
+
+    def _shaped(self, command: Command, reply: Any) -> Any:
+        """Return a reply within a transaction in the shape that it has outside."""
+        args, options = command
+        options = {name: value for name, value in options.items() if name != "keys"}
+        callback = self.response_callbacks.get(args[0])
+        return callback(reply, **options) if callback else reply
+
+
+class _RoutedPipeline(Pipeline):
+    """Gathers commands as redis-py's pipeline does, and has them run where their keys are."""
+
+    def __init__(self, client: Routed, transaction: bool, shard_hint: str | None) -> None:
+        super().__init__(client.connection_pool, client.response_callbacks, transaction, shard_hint)
+        self._client = client
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        commands: list[Command] = [(args, dict(options)) for args, options in self.command_stack]
+        self.command_stack = []
+        if not commands:
+            return []
+        run = self._client.transact if self.is_transaction else self._client.run_all
+        replies = await run(commands)
+        if raise_on_error:
+            self.raise_first_error(list(commands), replies)
+        return replies
+
+
+class SyncRouted(redis.Redis):
+    """The same for what blocks its thread: single commands (the lease keeper's and the blocking client's scripts)."""
+
+    def __init__(
+        self,
+        primaries: Map,
+        open_node: Callable[[Address], redis.Redis],
+        open_guide: Callable[[Address], redis.Redis] | None = None,
+    ) -> None:
+        self._map = primaries
+        self._open_node = open_node
+        self._nodes: dict[Address, redis.Redis] = {}
+        self._guides = {address: open_guide(address) for address in primaries.guides()} if open_guide else {}
+        self._lock = threading.RLock()
+        super().__init__(connection_pool=open_node(primaries.guides()[0]).connection_pool)
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Run one command on the node that holds its key; one without a key on any primary."""
+        attempt = Attempt(self._map, key_of(args))
+        while True:
+            self._refresh()
+            address = attempt.address
+            node = self._node(address)
+            try:
+                if not attempt.asking:
+                    return node.execute_command(*args, **options)  # type: ignore[no-untyped-call]
+                pipe = node.pipeline(transaction=False)
+                pipe.execute_command("ASKING")  # type: ignore[no-untyped-call]
+                pipe.execute_command(*args, **options)  # type: ignore[no-untyped-call]
+                return pipe.execute()[1]
+            except NOT_RUN as error:
+                pause = attempt.refused(error, address)
+            except DOUBTFUL:
+                self._map.doubt(address)
+                raise
+            time.sleep(pause)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
+        """Refuse: nothing of llmq that blocks its thread sends more than one command at once."""
+        raise NotImplementedError("a client of several servers that blocks has no pipelines; use connect()")
+
+    def close(self) -> None:
+        """Close all connections to all servers."""
+        with self._lock:
+            nodes, self._nodes = self._nodes, {}
+        for node in (*nodes.values(), *self._guides.values()):
+            node.close()
+
+    def _refresh(self) -> None:
+        """Ask for the map where that is needed; raises what the last guide answered where none tells."""
+        with self._lock:
+            try:
+                if self._map.doubtful or self._map.due:
+                    self._ask()
+            except DOUBTFUL:
+                if self._map.doubtful:
+                    raise
+
+    def _ask(self) -> None:
+        failure: Exception = exceptions.ConnectionError("nobody is there to ask which server is the primary")
+        for guide in self._map.guides():
+            asked = self._guides.get(guide) or self._node(guide)
+            try:
+                reply = asked.execute_command(*self._map.question)  # type: ignore[no-untyped-call]
+                self._map.read(reply, guide)
+            except DOUBTFUL as error:
+                self._map.doubt(guide)
+                failure = error
+                continue
+            return  # other threads may be using what is no primary any more: that ends its connections itself
+        raise failure
+
+    def _node(self, address: Address) -> redis.Redis:
+        with self._lock:
+            if (node := self._nodes.get(address)) is None:
+                node = self._nodes[address] = self._open_node(address)
+            return node
+
+
+async def _send_all(node: redis.asyncio.Redis, commands: Sequence[Command], *, asking: bool) -> list[Any]:
+    """Send commands in one trip. ASKING holds for the next command, or for the whole transaction that it begins."""
+    pipe = node.pipeline(transaction=False)
+    for args, options in commands:
+        if asking and (args[0] == "MULTI" or commands[0][0][0] != "MULTI"):
+            pipe.command_stack.append((("ASKING",), {}))
+        pipe.command_stack.append((args, dict(options)))
+    sent = [args[0] for args, _ in pipe.command_stack]
+    replies = await pipe.execute(raise_on_error=False)
+    return [reply for name, reply in zip(sent, replies, strict=True) if name != "ASKING"]
+
+
+def _key_of_all(commands: Sequence[Command]) -> bytes | None:
+    return next((key for args, _ in commands if (key := key_of(args)) is not None), None)
