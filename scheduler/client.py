@@ -12,7 +12,7 @@ for commands and one ear for each queue, however many jobs it waits for. `blocki
 from __future__ import annotations
 
 import asyncio
-import uuid
+import secrets
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -54,7 +54,7 @@ class AsyncClient:
 
     def __init__(self, url: str | None = None, *, queue: str | None = None, tenant: str | None = None) -> None:
         self._settings = load_settings({"redis_url": url, "queue": queue, "tenant": tenant}).settings
-        self._id = uuid.uuid4().hex
+        self._id = secrets.token_urlsafe(12)  # is stored with each of its jobs
         self._connected: _Connected | None = None
         self._connecting = asyncio.Lock()
         self._closed = False

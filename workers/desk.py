@@ -26,6 +26,11 @@ from llmq.workers.contact import Contact
 from llmq.workers.keeper import LeaseKeeper
 from llmq.workers.reach import OUT_OF_REACH
 
+#: Jobs that one trip settles at most, so that it claims for no more slots than these. Requests that began together end
+#: together: settled in one trip, all slots would stand idle until the last of them is written, and begin together again.
+#: In parts, the first run while the next are written, and from then on they end one part after the other.
+AT_ONCE = 32
+
 #: With nothing else to wake it, a worker looks again after about this long.
 LOOK_AGAIN_S = 1.0
 
@@ -185,14 +190,17 @@ class Desk:
         """Make one trip; return the seconds after which to look again."""
         if self._unsure:
             await self._return_unknown()
-        outbox, self._outbox = self._outbox, []
+        outbox, self._outbox = self._outbox[:AT_ONCE], self._outbox[AT_ONCE:]
+        if self._outbox:
+            self._wake.set()
         parcels = [[settled] for settled in outbox] if self._one_by_one else [outbox]
         calls, parcel_of = [], []
         for parcel in parcels:
             for call in scripts.settle(self._keys, self._consumer, self._host, parcel):
                 calls.append(call)
                 parcel_of.append(parcel)
-        allowance, youngest = self._claimant.allowance(), self._claimant.youngest()
+        # Slots whose outcome goes with a later trip are claimed for by that one.
+        allowance, youngest = self._claimant.allowance().without(len(self._outbox)), self._claimant.youngest()
         claims = [self._claim(allowance, youngest)] if allowance.room > 0 else []
         try:
             replies = await scripts.run_all(self._redis, calls + claims) if calls or claims else []
