@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
@@ -116,12 +115,22 @@ async def run(redis: Redis, call: Call[T]) -> T:
     return call.read(reply)
 
 
-def run_sync(redis: SyncRedis, call: Call[T]) -> T:
-    """Make one call on a synchronous connection (the lease thread's)."""
+class Caller(Protocol):
+    """What calls scripts and blocks its thread: a synchronous client."""
+
+    def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
+        """Call a script by its SHA-1."""
+
+    def eval(self, script: str, numkeys: int, *keys_and_args: Any) -> Any:
+        """Call a script by its text."""
+
+
+def run_sync(redis: Caller, call: Call[T]) -> T:
+    """Make one call, and block this thread until it is answered."""
     try:
-        reply = cast(Any, redis).evalsha(call.script.sha, len(call.keys), *call.keys, *call.argv)
+        reply = redis.evalsha(call.script.sha, len(call.keys), *call.keys, *call.argv)
     except NoScriptError:
-        reply = cast(Any, redis).eval(call.script.text, len(call.keys), *call.keys, *call.argv)
+        reply = redis.eval(call.script.text, len(call.keys), *call.keys, *call.argv)
     return call.read(reply)
 
 

@@ -27,8 +27,8 @@ from llmq.workers.keeper import LeaseKeeper
 from llmq.workers.reach import OUT_OF_REACH
 
 #: Jobs that one trip settles at most, so that it claims for no more slots than these. Requests that began together end
-#: together: settled in one trip, all slots would stand idle until the last of them is written, and begin together again.
-#: In parts, the first run while the next are written, and from then on they end one part after the other.
+#: together: settled in one trip, all slots would stand idle until the last is written, and begin together again. In two
+#: parts, one runs while the other is written, and from then on they take turns. Smaller parts cost more trips.
 AT_ONCE = 32
 
 #: With nothing else to wake it, a worker looks again after about this long.

@@ -228,7 +228,9 @@ def test_a_script_is_sent_with_all_that_it_uses_of_the_prelude_and_no_more(name:
     text = scripts.script(name).text
     for function in functions:
         found = list(re.finditer(rf"\b{function}\(", text))
-        assert not found or text[: found[0].start()].endswith("local function "), f"{function} is used before it is made"
+        assert not found or text[: found[0].start()].endswith("local function "), (
+            f"{function} is used before it is made"
+        )
         assert len(found) != 1, f"{function} is made and not used"
 
 
