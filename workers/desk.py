@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from llmq.scheduler import scripts
+from llmq.scheduler.calling import ScriptCalls
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Ended, ErrorCode, Fence, HandedBack, Lease, Outcome, Reason
 from llmq.workers.allowance import Allowance
@@ -85,6 +86,7 @@ class Desk:
         on_trip: Callable[[], None] = lambda: None,
     ) -> None:
         self._redis = redis
+        self._calls = ScriptCalls(redis)
         self._keys = keys
         self._consumer = consumer
         self._host = host
@@ -203,7 +205,7 @@ class Desk:
         allowance, youngest = self._claimant.allowance().without(len(self._outbox)), self._claimant.youngest()
         claims = [self._claim(allowance, youngest)] if allowance.room > 0 else []
         try:
-            replies = await scripts.run_all(self._redis, calls + claims) if calls or claims else []
+            replies = await self._calls.run_all(calls + claims) if calls or claims else []
         except BaseException:
             self._outbox = outbox + self._outbox
             self._unsure.update(self._candidates if claims else ())

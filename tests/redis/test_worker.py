@@ -946,10 +946,13 @@ def _intercept(
     """Put a fault between the desk and Redis."""
 
     class Faulty:
-        def __getattr__(self, name: str) -> Any:
-            return run_all if name == "run_all" else getattr(scripts, name)
+        def __init__(self, client: Redis) -> None:
+            self._client = client
 
-    monkeypatch.setattr(desk_module, "scripts", Faulty())
+        async def run_all(self, calls: list[scripts.Call[Any]]) -> list[Any]:
+            return await run_all(self._client, calls)
+
+    monkeypatch.setattr(desk_module, "ScriptCalls", Faulty)
 
 
 def _lose(monkeypatch: pytest.MonkeyPatch, which: Callable[[list[Any]], bool]) -> list[list[Any]]:
