@@ -87,7 +87,7 @@ async def test_a_job_expires_as_submit_or_setting_says(
 
 @WAITING
 async def test_a_record_repeats_nothing_that_its_entry_says(queue: ScriptedQueue) -> None:
-    """By the server's own clock the entry's id is the time of the submit; so the record of a batch job is three fields."""
+    """By the server's own clock the entry's id is the time of the submit: three fields are left for a batch job."""
     await queue.configure(virtual="")
     entry = (await queue.submit("j1", cls="b")).value
     state = await queue.state()
