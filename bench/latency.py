@@ -1,8 +1,7 @@
 """How long chat waits for its start: from the call of submit to the engine, through Redis and two processes.
 
-Beside each job a bare bell is rung: a push that a blocked pop in another process hears. Less than that no queue on
-Redis can take, and whatever else this machine is doing at the moment, it does to both. The bell carries no job, so a
-worker makes one more trip, the claim; "bell and trip" is a bell with a PING after it.
+In turn with it a job goes through a bare bell loop (`bell.py`): the same trips, and nothing else. Whatever else this
+machine is doing at the moment, it does to both.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import asyncio
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
+from bench import bell
 from bench.jobs import queue_batch, timed_body
 from bench.processes import Worker, bench_worker, environment
 from bench.row import Figures, Setting
@@ -26,8 +25,6 @@ from llmq.scheduler.connection import connect
 SLOTS = 32
 RESERVE = 4
 BATCH_JOBS = 20_000
-
-BELL = "bell"
 
 
 async def idle(setting: Setting) -> Figures:
@@ -49,20 +46,20 @@ async def _ask(setting: Setting, worker: Worker) -> Figures:
     redis: Any = connect(setting.server.url)
     starts: list[float] = []
     bells: list[float] = []
-    trips: list[float] = []
+    loops: list[float] = []
     with _listener(setting.server.url) as listener:
         async with AsyncClient(setting.server.url) as client:
             for turn in range(-10, setting.count):  # the first ones connect, and load code
                 await asyncio.sleep(random.uniform(0.002, 0.012))
-                await cast(Any, redis).lpush(BELL, time.monotonic())
-                bell, trip = (await asyncio.to_thread(listener.said.readline)).split()
+                await bell.submit(redis)
+                heard, claimed = (await asyncio.to_thread(listener.said.readline)).split()
                 await asyncio.sleep(random.uniform(0.002, 0.012))
                 job = await client.submit(timed_body())
                 start = await asyncio.to_thread(worker.said.readline)
                 await job.result(timeout=30)
                 if turn >= 0:
-                    bells.append(float(bell) * 1000)
-                    trips.append(float(trip) * 1000)
+                    bells.append(float(heard) * 1000)
+                    loops.append(float(claimed) * 1000)
                     starts.append(float(start) * 1000)
     await redis.aclose()
     return {
@@ -70,15 +67,16 @@ async def _ask(setting: Setting, worker: Worker) -> Figures:
         "p99": _percentile(starts, 0.99),
         "bell p50": _percentile(bells, 0.5),
         "bell p99": _percentile(bells, 0.99),
-        "times the bell": _percentile(starts, 0.5) / _percentile(bells, 0.5),
-        "times bell and trip": _percentile(starts, 0.5) / _percentile(trips, 0.5),
+        "bare loop p50": _percentile(loops, 0.5),
+        "bare loop p99": _percentile(loops, 0.99),
+        "times the bare loop": _percentile(starts, 0.5) / _percentile(loops, 0.5),
     }
 
 
 @contextmanager
 def _listener(url: str) -> Iterator[Worker]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench.bell", url, BELL],
+        [sys.executable, "-m", "bench.bell", url],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env=environment(),

@@ -12,7 +12,7 @@ for commands and one ear for each queue, however many jobs it waits for. `blocki
 from __future__ import annotations
 
 import asyncio
-import uuid
+import secrets
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -21,6 +21,7 @@ from redis.asyncio import Redis
 
 from llmq.scheduler.batch_handle import AsyncBatchHandle
 from llmq.scheduler.batches import Batches
+from llmq.scheduler.calling import ScriptCalls
 from llmq.scheduler.connection import check_server, connect, redis_errors
 from llmq.scheduler.direct import DirectLine
 from llmq.scheduler.embedded import ensure_server
@@ -54,7 +55,7 @@ class AsyncClient:
 
     def __init__(self, url: str | None = None, *, queue: str | None = None, tenant: str | None = None) -> None:
         self._settings = load_settings({"redis_url": url, "queue": queue, "tenant": tenant}).settings
-        self._id = uuid.uuid4().hex
+        self._id = secrets.token_urlsafe(12)  # is stored with each of its jobs
         self._connected: _Connected | None = None
         self._connecting = asyncio.Lock()
         self._closed = False
@@ -218,6 +219,7 @@ class _Connected:
         self._opening = asyncio.Lock()
         self._queues: dict[str, tuple[Queue, Listener]] = {}
         self._readers: list[Redis] = []
+        self._calls = ScriptCalls(redis)
 
     @classmethod
     async def open(cls, settings: Settings, client_id: str) -> _Connected:
@@ -250,7 +252,7 @@ class _Connected:
             await client.aclose()
 
     async def _open(self, name: str) -> tuple[Queue, Listener]:
-        queue = Queue(self._redis, name, max_body_bytes=self._settings.max_body_bytes)
+        queue = Queue(self._redis, name, max_body_bytes=self._settings.max_body_bytes, calls=self._calls)
         await queue.ensure_format()
         reader = connect(self.url, blocking_s=BLOCK_S, max_connections=1, client_name="llmq-inbox")
         self._readers.append(reader)

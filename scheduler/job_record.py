@@ -1,7 +1,9 @@
 """The job record: what is known of one single job, put together from its hash and from where its entry is.
 
 Read by whoever asks for a job (`Queue.job`) and by whoever waits for one (`waiting.py`); written by the scripts
-`submit_job`, `finish` and `cancel_job` alone. Times are seconds since the epoch, by Redis' clock.
+`submit_job`, `finish` and `cancel_job` alone. While a job waits the hash holds its lane, entry and client, and what
+these do not tell; every byte of it is there once for each job that waits. Times are seconds since the epoch, by Redis'
+clock.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmq.scheduler.job import TrafficClass
-from llmq.scheduler.lease import NO_USAGE, Usage
+from llmq.scheduler.lease import NO_USAGE, Usage, tenant_of_lane
 from llmq.scheduler.state import JobState, derive_state
 
 #: Expiry of a job that may wait for ever, as scripts store it; no clock gets there.
@@ -93,10 +95,10 @@ def record_of(job_id: str, fields: Mapping[bytes, bytes], where: Whereabouts = N
     def text(name: bytes) -> str:
         return fields.get(name, b"").decode(errors="replace")
 
-    def seconds(name: bytes) -> float | None:
-        value = float(fields.get(name) or NEVER_MS)
-        return None if value >= NEVER_MS else value / 1000
-
+    entry, lane = fields.get(b"entry", b""), text(b"lane")
+    cls, tenant = tenant_of_lane(lane)
+    ended_ms = fields.get(b"ended_at")
+    expires_ms = expires_at_ms(fields.get(b"expires_at"))
     state = derive_state(
         ended_as=text(b"state"),
         stored=where.stored,
@@ -107,16 +109,16 @@ def record_of(job_id: str, fields: Mapping[bytes, bytes], where: Whereabouts = N
     attempts, crashes, preemptions = _past(fields, where.past, ended=state.ended)
     return JobRecord(
         id=job_id,
-        cls=TrafficClass.INTERACTIVE if text(b"class") == "i" else TrafficClass.BATCH,
-        tenant=text(b"tenant"),
-        lane=text(b"lane"),
-        entry=text(b"entry"),
+        cls=cls,
+        tenant=tenant,
+        lane=lane,
+        entry=entry.decode(errors="replace"),
         client=text(b"client"),
         state=state,
-        submitted_at=seconds(b"submitted_at") or 0.0,
-        expires_at=seconds(b"expires_at"),
+        submitted_at=submitted_at_ms(entry, fields.get(b"submitted_at")) / 1000,
+        expires_at=None if expires_ms >= NEVER_MS else expires_ms / 1000,
         due_at=where.due_ms / 1000 if where.due_ms is not None and state is JobState.DELAYED else None,
-        ended_at=seconds(b"ended_at"),
+        ended_at=float(ended_ms) / 1000 if ended_ms else None,
         attempts=attempts,
         crashes=crashes,
         preemptions=preemptions,
@@ -128,6 +130,16 @@ def record_of(job_id: str, fields: Mapping[bytes, bytes], where: Whereabouts = N
         message=text(b"message"),
         usage=_usage(fields.get(b"usage", b"")),
     )
+
+
+def submitted_at_ms(entry: bytes, noted: bytes | None) -> float:
+    """Return when a job was submitted: as its record notes, or else as its entry's id says, which is a time."""
+    return float(noted or entry.partition(b"-")[0] or 0)
+
+
+def expires_at_ms(noted: bytes | None) -> float:
+    """Return until when a job may wait for its start; a record notes it only where there is an end to that."""
+    return float(noted or NEVER_MS)
 
 
 def _past(

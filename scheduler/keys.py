@@ -128,7 +128,7 @@ class QueueKeys:
         return f"{self.prefix}lane:{lane}:back"
 
     def job(self, job_id: str) -> str:
-        """Hash: a single job's lane, entry, times, and its result or error; TTL from its end."""
+        """Hash: a single job's lane, entry, client, expiry, and its result or error; TTL from its end."""
         return f"{self.prefix}job:{job_id}"
 
     def batch(self, batch_id: str) -> str:

@@ -175,6 +175,12 @@ def lane_of_tenant(cls: TrafficClass, tenant: str) -> str:
     return f"{cls.letter}:{tenant}"
 
 
+def tenant_of_lane(lane: str) -> tuple[TrafficClass, str]:
+    """Return the class and the tenant of a lane of single jobs."""
+    letter, _, tenant = lane.partition(":")
+    return TrafficClass.INTERACTIVE if letter == TrafficClass.INTERACTIVE.letter else TrafficClass.BATCH, tenant
+
+
 def batch_of(lane: str) -> str | None:
     """Return the batch whose lane this is; None for a lane of single jobs."""
     return lane.removeprefix(BATCH_LANE) if lane.startswith(BATCH_LANE) else None

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from redis.exceptions import RedisClusterException, RedisError
 
-from llmq.scheduler.job_record import NEVER_MS, record_of
+from llmq.scheduler.job_record import NEVER_MS, expires_at_ms, record_of, submitted_at_ms
 from llmq.scheduler.outage import Pause
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.state import JobState
@@ -126,9 +126,9 @@ class Lookout:
             pipe = self._queue.redis.pipeline(transaction=False)
             for watch in some:
                 pipe.hmget(self._queue.keys.job(watch.job_id), "entry", "state", "submitted_at", "expires_at")
-            for watch, (entry, state, submitted_at, expires_at) in zip(some, await pipe.execute(), strict=True):
+            for watch, (entry, state, submitted, expires) in zip(some, await pipe.execute(), strict=True):
                 over = entry is None or state is not None
-                if over or await self._end(watch, float(submitted_at), float(expires_at)):
+                if over or await self._end(watch, submitted_at_ms(entry, submitted), expires_at_ms(expires)):
                     ended.append(watch)
         return ended
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
-from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError
 
@@ -43,6 +42,11 @@ NAMES = (
     "configure", "beat", "lead", "forget", "lose", "recount",
 )  # fmt: skip
 
+_WORD = re.compile(r"\w+")
+
+#: A statement of `queue.lua`: from one `local` at the left margin to the next.
+_STATEMENT = re.compile(r"^local .*\n(?:(?!local ).*\n)*", re.MULTILINE)
+
 #: A time that no clock gets to.
 FAR_AWAY_MS = 9 * 10**15
 
@@ -65,11 +69,31 @@ class Script:
 
 @cache
 def script(name: str) -> Script:
-    """Load a script of this package. Comments stay out of the text: the server would only store them."""
+    """Load a script of this package, with what it uses of `queue.lua` in front of it."""
     folder = resources.files("llmq.scheduler") / "lua"
-    whole = (folder / "queue.lua").read_text() + (folder / f"{name}.lua").read_text()
-    text = re.sub(r"^\s*--.*\n", "", whole, flags=re.MULTILINE)
+    own = _without_comments((folder / f"{name}.lua").read_text())
+    text = _used(_without_comments((folder / "queue.lua").read_text()), own) + own
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def _without_comments(lua: str) -> str:
+    """Take out the lines that are comments: the server would only store them."""
+    return re.sub(r"^\s*--.*\n", "", lua, flags=re.MULTILINE)
+
+
+def _used(prelude: str, script: str) -> str:
+    """Return the statements of a prelude that a script comes to use.
+
+    Redis runs the whole text at each call: to make all functions of `queue.lua` takes 4 of the 45 us of a submit. Each
+    of its statements begins at the left margin with `local`, and names what it makes.
+    """
+    used, words = "", set(_WORD.findall(script))
+    for statement in reversed(_STATEMENT.findall(prelude)):
+        made = _WORD.findall(statement.partition("(" if statement.startswith("local function ") else "=")[0])
+        if not words.isdisjoint(set(made) - {"local", "function"}):
+            used = statement + used
+            words.update(_WORD.findall(statement))
+    return used
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +115,22 @@ async def run(redis: Redis, call: Call[T]) -> T:
     return call.read(reply)
 
 
-def run_sync(redis: SyncRedis, call: Call[T]) -> T:
-    """Make one call on a synchronous connection (the lease thread's)."""
+class Caller(Protocol):
+    """What calls scripts and blocks its thread: a synchronous client."""
+
+    def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
+        """Call a script by its SHA-1."""
+
+    def eval(self, script: str, numkeys: int, *keys_and_args: Any) -> Any:
+        """Call a script by its text."""
+
+
+def run_sync(redis: Caller, call: Call[T]) -> T:
+    """Make one call, and block this thread until it is answered."""
     try:
-        reply = cast(Any, redis).evalsha(call.script.sha, len(call.keys), *call.keys, *call.argv)
+        reply = redis.evalsha(call.script.sha, len(call.keys), *call.keys, *call.argv)
     except NoScriptError:
-        reply = cast(Any, redis).eval(call.script.text, len(call.keys), *call.keys, *call.argv)
+        reply = redis.eval(call.script.text, len(call.keys), *call.keys, *call.argv)
     return call.read(reply)
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 
 class ReplyEater:
-    """The proxy; `url` is where clients find it, `swallowed` how many replies it has swallowed."""
+    """The proxy; `url` is where clients find it, `swallowed` how many replies it has swallowed; `ate` is set then."""
 
     def __init__(self, upstream: str) -> None:
         parts = urlsplit(upstream)
@@ -22,6 +22,7 @@ class ReplyEater:
         self._word: bytes | None = None
         self._cut = False
         self.swallowed = 0
+        self.ate = asyncio.Event()
 
     @property
     def url(self) -> str:
@@ -80,6 +81,7 @@ class ReplyEater:
             if hungry.is_set():
                 hungry.clear()
                 self.swallowed += 1
+                self.ate.set()
                 if self._cut:
                     return
                 continue

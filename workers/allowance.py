@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 Name = TypeVar("Name")
@@ -41,6 +41,10 @@ class Allowance:
     free: int
     reserve: int
     suspects: int
+
+    def without(self, slots: int) -> Allowance:
+        """Return what is left when so many of the free slots are not to be filled now."""
+        return replace(self, room=max(0, self.room - slots), free=max(0, self.free - slots)) if slots else self
 
 
 NOTHING = Allowance(0, 0, 0, 0)

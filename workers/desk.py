@@ -19,12 +19,18 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from llmq.scheduler import scripts
+from llmq.scheduler.calling import ScriptCalls
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Ended, ErrorCode, Fence, HandedBack, Lease, Outcome, Reason
 from llmq.workers.allowance import Allowance
 from llmq.workers.contact import Contact
 from llmq.workers.keeper import LeaseKeeper
 from llmq.workers.reach import OUT_OF_REACH
+
+#: Jobs that one trip settles at most, so that it claims for no more slots than these. Requests that began together end
+#: together: settled in one trip, all slots would stand idle until the last is written, and begin together again. In two
+#: parts, one runs while the other is written, and from then on they take turns. Smaller parts cost more trips.
+AT_ONCE = 32
 
 #: With nothing else to wake it, a worker looks again after about this long.
 LOOK_AGAIN_S = 1.0
@@ -80,6 +86,7 @@ class Desk:
         on_trip: Callable[[], None] = lambda: None,
     ) -> None:
         self._redis = redis
+        self._calls = ScriptCalls(redis)
         self._keys = keys
         self._consumer = consumer
         self._host = host
@@ -185,17 +192,20 @@ class Desk:
         """Make one trip; return the seconds after which to look again."""
         if self._unsure:
             await self._return_unknown()
-        outbox, self._outbox = self._outbox, []
+        outbox, self._outbox = self._outbox[:AT_ONCE], self._outbox[AT_ONCE:]
+        if self._outbox:
+            self._wake.set()
         parcels = [[settled] for settled in outbox] if self._one_by_one else [outbox]
         calls, parcel_of = [], []
         for parcel in parcels:
             for call in scripts.settle(self._keys, self._consumer, self._host, parcel):
                 calls.append(call)
                 parcel_of.append(parcel)
-        allowance, youngest = self._claimant.allowance(), self._claimant.youngest()
+        # Slots whose outcome goes with a later trip are claimed for by that one.
+        allowance, youngest = self._claimant.allowance().without(len(self._outbox)), self._claimant.youngest()
         claims = [self._claim(allowance, youngest)] if allowance.room > 0 else []
         try:
-            replies = await scripts.run_all(self._redis, calls + claims) if calls or claims else []
+            replies = await self._calls.run_all(calls + claims) if calls or claims else []
         except BaseException:
             self._outbox = outbox + self._outbox
             self._unsure.update(self._candidates if claims else ())

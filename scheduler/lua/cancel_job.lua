@@ -30,7 +30,7 @@ if not pending.err and pending[1] then
   remember(lane, entry, d, a, c, p, 'x')
   return {'signalled', pending[1][2]}
 end
-if state == 'expired' and tonumber(expires) > now then return {'running'} end
+if state == 'expired' and (tonumber(expires) or math.huge) > now then return {'running'} end
 local there = redis.call('XDEL', stream, entry)
 redis.call('ZREM', back, entry)
 local _, attempts, crashes, preemptions = past(lane, entry)

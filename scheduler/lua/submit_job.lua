@@ -18,22 +18,34 @@
 local stream, job = KEYS[19], KEYS[20]
 local id, lane, cls, tenant, data, cost, ttl, client = unpack(ARGV)
 
+local NEVER = '9000000000000000' -- as text: Lua takes a microsecond to write a number of this size
+local CLOCK_STEP = 10 -- ms; between two commands of one script a clock moves less, unless it is set
+
 local known = redis.call('HGET', job, 'entry')
 if known then return {'exists', known} end
-local cap = cls == 'i' and setting('cap_interactive', 10000) or setting('cap_batch', 1000000)
+local chat = cls == 'i'
+local virtual, cap, queue_ttl =
+  unpack(redis.call('HMGET', config, 'virtual', chat and 'cap_interactive' or 'cap_batch', 'queue_ttl'))
+cap = tonumber(cap) or (chat and 10000 or 1000000)
 if tonumber(redis.call('HGET', counts, cls) or 0) >= cap then return {'full', cap} end
-local now = clock()
-if ttl == '' then ttl = cls == 'i' and setting('queue_ttl', 60000) or 0 end
-local expires = tonumber(ttl) > 0 and now + tonumber(ttl) or 9e15
+local now, meta = clock(virtual), meta_of(lane)
+ttl = tonumber(ttl) or (chat and (tonumber(queue_ttl) or 60000) or 0)
+local expires = ttl > 0 and string.format('%.0f', now + ttl)
 
 -- XADD is the first write: at maxmemory it is refused before anything has changed.
-local entry = redis.call('XADD', stream, '*', 'k', id, 'd', data, 'c', cost, 'x', expires, 'r', client)
-if redis.call('HSETNX', lanes, lane, '+' .. cls .. '|' .. tenant .. '|0000000000000') == 1 then
+local entry = redis.call('XADD', stream, '*', 'k', id, 'd', data, 'c', cost, 'x', expires or NEVER, 'r', client)
+if not meta then
+  redis.call('HSET', lanes, lane, '+' .. cls .. '|' .. tenant .. '|0000000000000')
   redis.pcall('XGROUP', 'CREATE', stream, 'workers', 0) -- it may be there: no error after the XADD
+  meta = meta_of(lane)
 end
-redis.call('HSET', job, 'lane', lane, 'entry', entry, 'class', cls, 'tenant', tenant, 'client', client,
-  'submitted_at', now, 'expires_at', expires)
+-- The record holds what nothing else says: the lane says class and tenant, and the entry's id when it was queued.
+local record = {'HSET', job, 'lane', lane, 'entry', entry, 'client', client}
+local function note(name, value) record[#record + 1] = name record[#record + 1] = value end
+if expires then note('expires_at', expires) end
+if math.abs(string.match(entry, '^%d+') - now) > CLOCK_STEP then note('submitted_at', now) end
+redis.call(unpack(record))
 redis.call('HINCRBY', counts, cls, 1)
-arrive(lane, meta_of(lane), now)
+arrive(lane, meta, now)
 ring(cls, 1)
 return {'ok', entry}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -218,6 +219,19 @@ def test_the_keys_are_those_that_the_header_names(call: scripts.Call[Any], argv:
     for name, key in zip(own + named.group * groups, call.keys[shared:], strict=True):
         assert key in MEANINGS[name], f"{name} is {key}"
     assert all(key.startswith("llmq:{q}:") for key in call.keys)
+
+
+@pytest.mark.parametrize("name", scripts.NAMES)
+def test_a_script_is_sent_with_all_that_it_uses_of_the_prelude_and_no_more(name: str) -> None:
+    """Each function of queue.lua that a script calls, itself or through another one, stands above the call."""
+    functions = re.findall(r"^local function (\w+)", "\n".join(HEADERS["queue"].code), re.MULTILINE)
+    text = scripts.script(name).text
+    for function in functions:
+        found = list(re.finditer(rf"\b{function}\(", text))
+        assert not found or text[: found[0].start()].endswith("local function "), (
+            f"{function} is used before it is made"
+        )
+        assert len(found) != 1, f"{function} is made and not used"
 
 
 def test_a_claim_without_candidates_passes_no_lane() -> None:

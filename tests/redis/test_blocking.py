@@ -228,7 +228,7 @@ def test_a_process_ends_though_its_client_was_not_closed(redis_url: str) -> None
     """Quietly: no thread keeps it alive, and nothing is printed."""
     program = f"from llmq import Client; job = Client({redis_url!r}).submit({BODY!r}); print(len(job.id))"
     ended = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=30)
-    assert (0, "32\n", "") == (ended.returncode, ended.stdout, ended.stderr)
+    assert (0, "24\n", "") == (ended.returncode, ended.stdout, ended.stderr)
 
 
 def test_a_forked_child_has_connections_of_its_own(redis_url: str) -> None:

@@ -662,6 +662,33 @@ class TestShutdown:
         assert 0 == await redis.exists(KEYS.worker(served.worker.id))
 
 
+class TestTrips:
+    async def test_requests_that_end_together_are_settled_in_parts(
+        self, redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The first slots run again while other outcomes are not written yet; never are more jobs held than slots."""
+        parts: list[int] = []
+
+        async def noting(client: Redis, calls: list[scripts.Call[Any]]) -> list[Any]:
+            parts.extend(len(call.argv[2:]) // 16 for call in calls if call.script.name == "finish")
+            return await scripts.run_all(client, calls)
+
+        _intercept(monkeypatch, noting)
+        monkeypatch.setattr(desk_module, "AT_ONCE", 4)
+        await submit_batch(redis, 24)
+        engine = ScriptedEngine(12)
+        async with serving(redis_url, engine, reserve=0):
+            for _ in range(12):
+                await engine.next()
+            engine.on_request = answer
+            for request in list(engine.running):
+                request.answer()
+            await batch_ended(redis)
+        assert [4, 4, 4] == parts[:3]
+        assert (12, 24) == (engine.most_running, sum(parts))
+        await each_line_ended_once(redis, 24)
+
+
 class TestLostReplies:
     async def test_jobs_of_a_claim_whose_reply_was_lost_run_at_once(
         self, redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
@@ -946,10 +973,13 @@ def _intercept(
     """Put a fault between the desk and Redis."""
 
     class Faulty:
-        def __getattr__(self, name: str) -> Any:
-            return run_all if name == "run_all" else getattr(scripts, name)
+        def __init__(self, client: Redis) -> None:
+            self._client = client
 
-    monkeypatch.setattr(desk_module, "scripts", Faulty())
+        async def run_all(self, calls: list[scripts.Call[Any]]) -> list[Any]:
+            return await run_all(self._client, calls)
+
+    monkeypatch.setattr(desk_module, "ScriptCalls", Faulty)
 
 
 def _lose(monkeypatch: pytest.MonkeyPatch, which: Callable[[list[Any]], bool]) -> list[list[Any]]:

@@ -94,3 +94,9 @@ def test_the_youngest_unprotected_requests_are_preempted() -> None:
     assert ["young", "middle", "old"] == victims(requests, 9)
     assert [] == victims(requests, 0)
     assert [] == victims(requests, -1)
+
+
+def test_slots_that_are_not_to_be_filled_now_are_left_out() -> None:
+    """Of room and of free slots, and never below none; the reserve stays."""
+    assert Allowance(5, 2, 1, 0) == Allowance(8, 5, 1, 0).without(3)
+    assert Allowance(0, 0, 1, 0) == Allowance(2, 1, 1, 0).without(3)

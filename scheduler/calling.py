@@ -1,0 +1,107 @@
+"""Calling scripts over connections that are kept: the hot path of submit and claim.
+
+redis-py takes a connection from its pool for each command, looks whether it can still be used, and gives it back, with
+locks, timers and records of its own around it. That takes a producer as long as all else that it does for a submit, and
+stands between a bell and the claim. Here connections stay in hand between calls, and several calls are one packet.
+What is called is the same, with the same errors; nothing is sent twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import redis
+import redis.asyncio
+from redis.exceptions import NoScriptError, ResponseError
+
+from llmq.scheduler import scripts
+from llmq.scheduler.scripts import Call
+
+T = TypeVar("T")
+
+#: Connections that are kept of one pool; calls above so many at once take theirs from it as any command does.
+MOST_KEPT = 4
+
+#: Before 5.3 redis-py wanted to know for which command a connection is taken, and made no use of it.
+_FOR: tuple[str, ...] = ("EVALSHA",) if redis.VERSION < (5, 3) else ()
+
+
+class ScriptCalls:
+    """Calls scripts for whoever holds it; make one for a client, not for a call: it keeps connections of its pool.
+
+    They are closed with the client. A cluster has a pool for each node, and finds the node for each command: there
+    every call goes redis-py's way.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+        self._kept: list[Any] = []
+        self._left = MOST_KEPT if isinstance(client, redis.asyncio.Redis) else 0
+
+    async def run(self, call: Call[T]) -> T:
+        """Make one call; as `scripts.run`."""
+        if not self._kept and not self._left:
+            return await scripts.run(self._client, call)
+        (reply,) = await self._exchange([call])
+        if isinstance(reply, NoScriptError):
+            return await scripts.run(self._client, call)
+        if isinstance(reply, Exception):
+            raise reply
+        return call.read(reply)
+
+    async def run_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Make several calls in one trip; as `scripts.run_all`."""
+        if len(calls) == 1:
+            return [await self.run(calls[0])]
+        if not self._kept and not self._left:
+            return await scripts.run_all(self._client, calls)
+        replies = await self._exchange(calls)
+        for position, (call, reply) in enumerate(zip(calls, replies, strict=True)):
+            if isinstance(reply, NoScriptError):  # it did not run: sending it again is safe
+                replies[position] = await self._load(call)
+            elif not isinstance(reply, Exception):
+                replies[position] = call.read(reply)
+        return replies
+
+    async def _load(self, call: Call[Any]) -> Any:
+        try:
+            return await scripts.run(self._client, call)
+        except ResponseError as error:
+            return error
+
+    async def _exchange(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Send calls together and return their replies, errors of the server among them."""
+        connection = await self._take()
+        try:
+            packet = [part for call in calls for part in connection.pack_command(*_command(call))]
+            await connection.send_packed_command(packet)
+            replies = [await _reply(connection) for _ in calls]
+        except BaseException:  # also a cancel: a reply that was not read may not be taken for the next one
+            await connection.disconnect(nowait=True)
+            self._left += 1
+            await self._client.connection_pool.release(connection)
+            raise
+        self._kept.append(connection)
+        return replies
+
+    async def _take(self) -> Any:
+        if self._kept:
+            return self._kept.pop()
+        self._left -= 1
+        try:
+            return await self._client.connection_pool.get_connection(*_FOR)  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._left += 1
+            raise
+
+
+def _command(call: Call[Any]) -> tuple[Any, ...]:
+    return "EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.argv
+
+
+async def _reply(connection: Any) -> Any:
+    try:
+        return await connection.read_response()
+    except ResponseError as error:
+        return error
