@@ -32,6 +32,7 @@ from llmq.scheduler.lease import (
 from llmq.scheduler.live import LiveSettings
 from llmq.workers.continuing import continuable, continued, is_plain, joined, kept_of, model_of
 from llmq.workers.deltas import DeltaSender
+from llmq.workers.engines.asking import behind_chat
 from llmq.workers.engines.base import (
     AnswerTooLarge,
     Engine,
@@ -132,7 +133,8 @@ class Executor:
         except EncodingError as error:
             return Ended(ErrorCode.MALFORMED, _sayable(f"the stored job cannot be read: {error}"), dead=True)
         else:
-            return await self._ask(running, job)
+            batch = lease.cls is TrafficClass.BATCH
+            return await self._ask(running, behind_chat(job, self._engine_info()) if batch else job)
         finally:
             del self.running[lease.fence]
 

@@ -375,3 +375,20 @@ async def test_a_drained_worker_keeps_text_too(bench: Bench) -> None:
     outcome = await task
     assert isinstance(outcome, HandedBack)
     assert Kept("Once", 1, "model") == Kept.decode(outcome.kept)
+
+
+async def test_batch_is_behind_chat_inside_an_engine_that_has_priorities(bench: Bench) -> None:
+    """Lower first: chat has 0, and a job that says its own keeps it. An engine without priorities gets none."""
+
+    async def sent(cls: TrafficClass, job: Job) -> object:
+        task, request = await bench.start(lease(cls, data=job.encode()))
+        request.answer()
+        await task
+        return request.job.body.get("priority")
+
+    own = Job(CHAT_LINE.url, {**CHAT_LINE.body, "priority": -3})
+    assert None is await sent(TrafficClass.BATCH, CHAT_LINE)
+    bench.info = EngineInfo("scripted", "", ("model",), 4, prioritises=True)
+    assert 1 == await sent(TrafficClass.BATCH, CHAT_LINE)
+    assert -3 == await sent(TrafficClass.BATCH, own)
+    assert None is await sent(TrafficClass.INTERACTIVE, CHAT_LINE)

@@ -19,6 +19,10 @@ from llmq.scheduler.lease import NO_USAGE, Usage
 OnDelta = Callable[[str, bytes], None]
 
 
+#: What batch requests are sent with where the engine has priorities: lower first, and 0 is what chat has.
+BATCH_PRIORITY = 1
+
+
 class Continues(StrEnum):
     """How an engine is asked to go on with an answer that was cut off."""
 
@@ -31,7 +35,8 @@ class EngineInfo:
     """What a probe found: `kind` ("vllm", "llama.cpp", "sglang", "openai", "sim"), the models it lists, its slots.
 
     `slots` is None where the engine does not tell. `simulated` is said on every output. `continues` is how it goes on
-    with an answer that was cut off (None: it was not seen to).
+    with an answer that was cut off (None: it was not seen to), `prioritises` whether it serves requests by the
+    `priority` in their bodies, lower first.
     """
 
     kind: str
@@ -40,6 +45,7 @@ class EngineInfo:
     slots: int | None = None
     simulated: bool = False
     continues: Continues | None = None
+    prioritises: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 
 from llmq.scheduler.errors import EngineUnavailable
-from llmq.workers.engines.base import Continues, EngineInfo, EngineLoad
+from llmq.workers.engines.base import BATCH_PRIORITY, Continues, EngineInfo, EngineLoad
 
 #: llama.cpp took 7.8 s for a page with 16 requests on 2 slots: slow is not dead.
 PAGE_TIMEOUT = 30.0
@@ -107,7 +107,8 @@ async def probe(session: aiohttp.ClientSession, url: str, with_key: bool) -> Eng
         raise EngineUnavailable(fault)
     kind, slots = await _identify(session, url, models_page, health)
     models = models_of(models_page)
-    return EngineInfo(kind, url, models, slots, continues=await _continues(session, url, kind, models))
+    continues = await _continues(session, url, kind, models)
+    return EngineInfo(kind, url, models, slots, False, continues, await _prioritises(session, url, kind, models))
 
 
 async def load(session: aiohttp.ClientSession, url: str) -> EngineLoad:
@@ -212,6 +213,14 @@ async def _continues(session: aiohttp.ClientSession, url: str, kind: str, models
             prompt = page.json.get("prompt") if isinstance(page.json, dict) else None
             return Continues.FLAG if isinstance(prompt, str) and prompt.endswith(CUT_OFF) else None
     return None
+
+
+async def _prioritises(session: aiohttp.ClientSession, url: str, kind: str, models: tuple[str, ...]) -> bool:
+    """Whether vLLM was started with priority scheduling: without, it refuses any priority but 0."""
+    if kind != "vllm" or not models:
+        return False
+    body = {"model": models[0], "prompt": "1", "max_tokens": 1, "priority": BATCH_PRIORITY}
+    return (await _ask(session, f"{url}/v1/completions", body)).ok
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Page:
