@@ -37,7 +37,8 @@ class Lease:
     `key` is the job's id (single jobs) or the line's custom_id (batches); `data` is the encoded job, undecoded, so
     that a malformed one can still be dead-lettered; `attempts`, `crashes` and `preemptions` count what came before
     this delivery; `cost` is the estimate in LLM tokens that was charged; `reply_to` is the client whose inbox is
-    rung (single jobs); `queued_at` is when the job was submitted, in seconds on Redis' clock.
+    rung (single jobs); `queued_at` is when the job was submitted, in seconds on Redis' clock; `kept` is what an
+    earlier attempt has made of the answer (`kept.py`), b"" for nothing.
     """
 
     fence: Fence
@@ -52,6 +53,7 @@ class Lease:
     preemptions: int = 0
     reply_to: str = ""
     queued_at: float = 0.0
+    kept: bytes = b""
 
     @property
     def suspect(self) -> bool:
@@ -148,10 +150,14 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HandedBack:
-    """The job was not finished and no attempt is spent; it is due again at once, or in `delay` seconds."""
+    """The job was not finished and no attempt is spent; it is due again at once, or in `delay` seconds.
+
+    `kept` is what the next attempt may go on from (`kept.py`).
+    """
 
     reason: Reason
     delay: float = 0.0
+    kept: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

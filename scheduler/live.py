@@ -105,6 +105,13 @@ def _reserve(text: str) -> str:
         raise UsageError(f"expected a number of slots or auto, got {text!r}") from None
 
 
+def _resume(text: str) -> str:
+    word = text.strip().lower()
+    if word not in ("continue", "restart"):
+        raise UsageError(f"expected continue or restart, got {text!r}")
+    return word
+
+
 def _switch(text: str) -> str:
     word = text.strip().lower()
     if word not in ("on", "off"):
@@ -168,6 +175,13 @@ LIVE_SETTINGS: tuple[LiveSetting, ...] = (
         _show_duration,
     ),
     LiveSetting("preempt", "on", "whether chat that finds no free slot aborts a batch request", _switch, _as_stored),
+    LiveSetting(
+        "resume",
+        "continue",
+        "what a batch line does whose answer was cut off: continue it where the engine can, or restart it",
+        _resume,
+        _as_stored,
+    ),
     LiveSetting(
         "attempts_interactive", "2", "attempts of an interactive job that goes wrong", _count(1, 100), _show_count
     ),
@@ -291,6 +305,7 @@ class LiveSettings:
     ttft_p95_s: float | None
     itl_p95_s: float | None
     preempt: bool
+    resume: bool
     attempts_interactive: int
     attempts_batch: int
     queue_ttl_s: float | None
@@ -327,6 +342,7 @@ class LiveSettings:
             ttft_p95_s=seconds("ttft_p95") or None,
             itl_p95_s=seconds("itl_p95") or None,
             preempt=stored("preempt") == "on",
+            resume=stored("resume") == "continue",
             attempts_interactive=int(stored("attempts_interactive")),
             attempts_batch=int(stored("attempts_batch")),
             queue_ttl_s=seconds("queue_ttl") or None,

@@ -265,7 +265,7 @@ class Claimed:
 
 
 def _lease(row: list[Any], why: Why) -> Lease:
-    lane, entry, delivery, _, cls, tenant, attempts, crashes, preemptions, flat = row
+    lane, entry, delivery, _, cls, tenant, attempts, crashes, preemptions, flat, *kept = row
     # Whoever can write to Redis can add an entry; one that llmq did not write has no data, and ends as malformed.
     fields: dict[bytes, bytes] = dict(zip(flat[::2], flat[1::2], strict=False))
     queued_ms = fields.get(b"t", entry.partition(b"-")[0])
@@ -282,6 +282,7 @@ def _lease(row: list[Any], why: Why) -> Lease:
         int(preemptions),
         fields.get(b"r", b"").decode(errors="replace"),
         _number(queued_ms) / 1000,
+        *kept,
     )
 
 
@@ -410,7 +411,7 @@ def hand_back(keys: QueueKeys, consumer: str, returned: Sequence[tuple[Fence, Ha
     argv: list[Any] = [consumer]
     for fence, outcome in returned:
         preempted = int(outcome.reason is Reason.PREEMPTED)
-        argv += (fence.lane, fence.entry, fence.delivery, round(outcome.delay * 1000), preempted)
+        argv += (fence.lane, fence.entry, fence.delivery, round(outcome.delay * 1000), preempted, outcome.kept)
     touched = [key for fence, _ in returned for key in keys.of_lane(fence.lane)]
     fences = [fence for fence, _ in returned]
     return Call(script("hand_back"), (*keys.shared, *touched), argv, lambda reply: [fences[int(i) - 1] for i in reply])

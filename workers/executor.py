@@ -16,6 +16,7 @@ from typing import Protocol, assert_never
 
 from llmq.scheduler.errors import EncodingError
 from llmq.scheduler.job import Job, TrafficClass
+from llmq.scheduler.kept import Kept
 from llmq.scheduler.lease import (
     Abandoned,
     Answered,
@@ -29,14 +30,18 @@ from llmq.scheduler.lease import (
     Retry,
 )
 from llmq.scheduler.live import LiveSettings
+from llmq.workers.continuing import continuable, continued, is_plain, joined, kept_of, model_of
 from llmq.workers.deltas import DeltaSender
+from llmq.workers.engines.asking import behind_chat
 from llmq.workers.engines.base import (
     AnswerTooLarge,
     Engine,
     EngineAnswer,
     EngineGone,
+    EngineInfo,
     EngineOverloaded,
     EngineUnclear,
+    OnDelta,
 )
 from llmq.workers.gate import Gate
 
@@ -74,6 +79,11 @@ class Running:
     chunks: int = 0
     tokens: int = 0
     """Pieces of the answer that came: about its tokens."""
+    text: list[str] | None = None
+    """The pieces of a batch line's answer; None where what was cut off cannot be continued."""
+    model: str = ""
+    kept: Kept | None = None
+    """What an earlier attempt made of the answer, where this one goes on from it."""
     streamed: bool = False
     in_engine: bool = False
     protected: bool = False
@@ -100,6 +110,7 @@ class Executor:
         gate: Gate,
         deltas: DeltaSender,
         settings: Callable[[], LiveSettings],
+        engine_info: Callable[[], EngineInfo],
         counter: TokenCounter,
         on_begun: Callable[[Lease], None] = lambda lease: None,
     ) -> None:
@@ -107,6 +118,7 @@ class Executor:
         self._gate = gate
         self._deltas = deltas
         self._settings = settings
+        self._engine_info = engine_info
         self._counter = counter
         self._on_begun = on_begun
         self.running: dict[Fence, Running] = {}
@@ -121,7 +133,8 @@ class Executor:
         except EncodingError as error:
             return Ended(ErrorCode.MALFORMED, _sayable(f"the stored job cannot be read: {error}"), dead=True)
         else:
-            return await self._ask(running, job)
+            batch = lease.cls is TrafficClass.BATCH
+            return await self._ask(running, behind_chat(job, self._engine_info()) if batch else job)
         finally:
             del self.running[lease.fence]
 
@@ -137,7 +150,7 @@ class Executor:
     async def _ask(self, running: Running, job: Job) -> Outcome:
         lease = running.lease
 
-        # Nobody waits for the pieces of a batch line; they are only counted.
+        # Nobody waits for the pieces of a batch line; they are counted, and kept in case it is cut off.
         sends = bool(lease.reply_to) or lease.cls is TrafficClass.INTERACTIVE
 
         def on_delta(text: str, chunk: bytes) -> None:
@@ -150,10 +163,20 @@ class Executor:
                     self._on_begun(lease)
             if sends:
                 self._deltas.send(lease, text, chunk)
+            elif running.text is not None:
+                if text or is_plain(chunk):
+                    running.text.append(text)
+                else:
+                    running.text = None
 
+        resumes = not sends and self._settings().resume and continuable(job)
+        if resumes:
+            running.text, running.model = [], model_of(job, self._engine_info())
         running.in_engine = True
         try:
-            answer = await self._engine.run(job, on_delta)
+            answer = await self._run_on(running, job, on_delta) if resumes and lease.kept else None
+            if answer is None:
+                answer = await self._engine.run(job, on_delta)
             running.in_engine = False
             return await self._answered(lease, answer)
         except asyncio.CancelledError:
@@ -176,6 +199,20 @@ class Executor:
             running.in_engine = False
             self._deltas.forget(lease.fence)
 
+    async def _run_on(self, running: Running, job: Job, on_delta: OnDelta) -> EngineAnswer | None:
+        """Go on with an answer that was cut off; None where it has to begin anew."""
+        kept = Kept.decode(running.lease.kept)
+        rest = continued(job, kept, self._engine_info()) if kept is not None else None
+        if kept is None or rest is None:
+            return None
+        running.kept = kept
+        answer = await self._engine.run(rest, on_delta)
+        if answer.status_code < 400:
+            return joined(answer, kept)
+        # What the engine refuses may be what was put behind the request, not the request.
+        running.kept, running.text = None, []
+        return None
+
     async def _answered(self, lease: Lease, answer: EngineAnswer) -> Outcome:
         self._gate.answered(_job_of(lease))
         if lease.reply_to:  # the end may not overtake the deltas
@@ -191,12 +228,20 @@ class Executor:
             case _ if _begun(running):
                 return Ended(ErrorCode.INTERRUPTED, f"the worker stopped ({why}) after the answer had begun")
             case Stop.PREEMPTED:
-                self._counter.wasted(running.tokens)
-                return HandedBack(Reason.PREEMPTED)
+                kept = self._keep(running)
+                self._counter.wasted(0 if kept else running.tokens)
+                return HandedBack(Reason.PREEMPTED, kept=kept)
             case Stop.SHUTDOWN | Stop.OVERDUE:
-                return HandedBack(Reason.SHUTDOWN)
+                return HandedBack(Reason.SHUTDOWN, kept=self._keep(running))
             case _:
                 assert_never(why)
+
+    def _keep(self, running: Running) -> bytes:
+        """Return what the next attempt may go on from."""
+        if running.text is None:
+            return b""
+        kept = kept_of(running.kept, "".join(running.text), running.tokens, running.model)
+        return kept.encode() if kept is not None else b""
 
     def _overloaded(self, running: Running, error: EngineOverloaded) -> Outcome:
         batch = sum(1 for other in self.running.values() if other.lease.cls is TrafficClass.BATCH)

@@ -102,7 +102,13 @@ class Worker:
         self._deltas = DeltaSender(self._redis, self._keys, self.id, self.lease_lost)
         self._governing = Governing(lambda: self._settings, lambda: self._slots.load(), self._govern)
         self._executor = Executor(
-            engine, self._gate, self._deltas, lambda: self._settings, self._governing, self._measuring.begun
+            engine,
+            self._gate,
+            self._deltas,
+            lambda: self._settings,
+            lambda: self._card.engine,
+            self._governing,
+            self._measuring.begun,
         )
         self._slots = Slots(
             concurrency,

@@ -11,7 +11,7 @@
 --         7.. name    the candidate lanes, in the order of KEYS
 -- From    waiting, delayed (due)
 -- To      running
--- Returns jobs {lane, entry, delivery, why, class, tenant, attempts, crashes, preemptions, fields}; entries for the
+-- Returns jobs {lane, entry, delivery, why, class, tenant, attempts, crashes, preemptions, fields, kept}; entries for the
 --         worker to end, in the same form (expired, cancelled, interrupted, dead: at most 64, outside the room); the reason
 --         why no more were given; ms to the next moment at which that may change; the candidate lanes to give next
 --         time, where those given were not the right ones; 1 where the youngest line may not be preempted any more
@@ -60,12 +60,12 @@ end
 local function take(lane, meta, want, why)
   local stream, back, started, held_back = given[lane].stream, given[lane].back, 0, false
   local function more() return math.min(want - started, 64 - #ended) end
-  local function start(entry, delivery, a, c, p, flags)
+  local function start(entry, delivery, a, c, p, flags, kept)
     local over = entry[2][7] == 'x' and (tonumber(entry[2][8]) or 0) <= now
     local verdict = flags == 'x' and 'cancelled' or flags == 's' and 'interrupted' or over and 'expired'
       or c >= 3 and 'dead'
     local list = verdict and ended or jobs
-    list[#list + 1] = {lane, entry[1], delivery, verdict or why, meta.cls, meta.tenant, a, c, p, entry[2]}
+    list[#list + 1] = {lane, entry[1], delivery, verdict or why, meta.cls, meta.tenant, a, c, p, entry[2], kept}
     if verdict then return end
     started = started + 1
     if c > 0 then suspects = suspects + 1 end
@@ -75,11 +75,11 @@ local function take(lane, meta, want, why)
     again = false
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', back, '-inf', now, 'LIMIT', 0, 16)) do
       if more() == 0 then break end
-      local d, a, c, p, flags = past(lane, id)
+      local d, a, c, p, flags, kept = past(lane, id)
       if c > 0 and suspects > 0 then held_back = true
       else
         local entry = claim_again(stream, back, consumer, id, d + 1)
-        if entry then start(entry, d + 1, a, c, p, flags) end
+        if entry then start(entry, d + 1, a, c, p, flags, kept) end
         again = true
       end
     end
@@ -89,7 +89,7 @@ local function take(lane, meta, want, why)
     local n = more()
     local entries = claim_new(stream, consumer, n)
     for _, entry in ipairs(entries) do
-      start(entry, 1, 0, 0, 0, '-')
+      start(entry, 1, 0, 0, 0, '-', '')
       last = entry[1]
     end
     exhausted = #entries < n

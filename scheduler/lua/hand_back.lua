@@ -3,7 +3,8 @@
 -- KEYS    1..18 queue   the keys of the queue (queue.lua)
 --         19.. stream, back  one pair a job: its lane, what waits again there
 -- ARGV    1 consumer  who ran the jobs
---         2.. lane, entry, delivery, delay, preempted  one group a job; delay in ms; preempted is 1 for a preemption
+--         2.. lane, entry, delivery, delay, preempted, kept  one group a job; delay in ms; preempted is 1 for a
+--             preemption; kept is what the next attempt may go on from, empty for nothing
 -- From    running
 -- To      waiting; delayed where there is a delay
 -- Returns positions (from 1) of the jobs whose lease belongs to another delivery; nothing was written for those
@@ -12,16 +13,16 @@ local consumer = ARGV[1]
 
 allow_at_maxmemory()
 local now, refused = clock(), {}
-for at = 2, #ARGV, 5 do
-  local position = (at - 2) / 5 + 1
+for at = 2, #ARGV, 6 do
+  local position = (at - 2) / 6 + 1
   local stream, back = unpack(KEYS, 17 + 2 * position, 18 + 2 * position)
-  local lane, entry, delivery, delay, preempted = unpack(ARGV, at, at + 4)
+  local lane, entry, delivery, delay, preempted, kept = unpack(ARGV, at, at + 5)
   if not holds(stream, entry, delivery, consumer) then
     refused[#refused + 1] = position
   else
     local meta = meta_of(lane)
     local _, a, c, p, flags = past(lane, entry)
-    remember(lane, entry, delivery, a, c, p + tonumber(preempted), flags)
+    remember(lane, entry, delivery, a, c, p + tonumber(preempted), flags, kept)
     settle_start(lane, entry, false)
     local due = tonumber(delay) > 0 and now + tonumber(delay) or nil
     wait_again(lane, meta, stream, back, entry, due, now)

@@ -215,16 +215,19 @@ local function holds(stream, entry, delivery, consumer)
 end
 
 -- What came before this delivery: last delivery, attempts, crashes, preemptions, flags (s: a delta was sent,
--- x: cancelled). Only entries that came back, sent a delta or were cancelled while running have a record.
+-- x: cancelled), and what is kept of an answer that was cut off ('' for nothing). Only entries that came back, sent a
+-- delta or were cancelled while running have a record.
 local function past(lane, entry)
   local text = redis.call('HGET', tries, lane .. '|' .. entry)
-  if not text then return 0, 0, 0, 0, '-' end
-  local d, a, c, p, flags = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%S+)$')
-  return tonumber(d), tonumber(a), tonumber(c), tonumber(p), flags
+  if not text then return 0, 0, 0, 0, '-', '' end
+  local d, a, c, p, flags, kept = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%S+) ?(.*)$')
+  return tonumber(d), tonumber(a), tonumber(c), tonumber(p), flags, kept
 end
 
-local function remember(lane, entry, d, a, c, p, flags)
-  redis.call('HSET', tries, lane .. '|' .. entry, string.format('%d %d %d %d %s', d, a, c, p, flags))
+local function remember(lane, entry, d, a, c, p, flags, kept)
+  local counts_and_flags = string.format('%d %d %d %d %s', d, a, c, p, flags)
+  if kept and kept ~= '' then counts_and_flags = counts_and_flags .. ' ' .. kept end
+  redis.call('HSET', tries, lane .. '|' .. entry, counts_and_flags)
 end
 
 -- A batch start is known from now on to be left to finish (or not: `kept` false); the deadline counts from kept ones.

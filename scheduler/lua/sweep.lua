@@ -31,13 +31,13 @@ if found.err then
 end
 local again, to_end = 0, {}
 for _, entry in ipairs(found[2]) do
-  local _, a, c, p, flags = past(lane, entry)
+  local _, a, c, p, flags, kept = past(lane, entry)
   local delivery = redis.call('XPENDING', stream, 'workers', entry, entry, 1)[1][4]
   local verdict
   if flags == 'x' or meta and meta.state == 'x' then verdict = 'cancelled'
   elseif flags == 's' then verdict = 'interrupted'
   elseif c >= 2 then verdict = 'dead' end
-  remember(lane, entry, delivery, a, c + 1, p, flags)
+  remember(lane, entry, delivery, a, c + 1, p, flags, kept)
   settle_start(lane, entry, false)
   if verdict then
     -- A new delivery fences off the attempt that was lost, also where it was the sweeper's own.

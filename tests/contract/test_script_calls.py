@@ -127,9 +127,17 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
     ),
     (
         scripts.hand_back(
-            QUEUE, "w1", [(LINE, HandedBack(Reason.PREEMPTED, 0.25)), (SINGLE, HandedBack(Reason.SHUTDOWN))]
+            QUEUE, "w1", [(LINE, HandedBack(Reason.PREEMPTED, 0.25, b"x")), (SINGLE, HandedBack(Reason.SHUTDOWN))]
         ),
-        {"consumer": "w1", "lane": "batch:b1", "entry": "5-0", "delivery": 2, "delay": 250, "preempted": 1},
+        {
+            "consumer": "w1",
+            "lane": "batch:b1",
+            "entry": "5-0",
+            "delivery": 2,
+            "delay": 250,
+            "preempted": 1,
+            "kept": b"x",
+        },
     ),
     (
         scripts.sweep(QUEUE, "w1", lane="batch:b1", lease_ms=10, cursor="3-0", count=9, not_after_ms=5),

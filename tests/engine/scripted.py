@@ -31,10 +31,10 @@ class Request:
         assert self._on_delta is not None, "nobody listens to this request"
         self._on_delta(text, b"{}")
 
-    def answer(self, status: int = 200) -> None:
+    def answer(self, status: int = 200, body: bytes = b'{"ok":true}') -> None:
         """Let the answer be whole."""
         if not self._end.done():
-            self._end.set_result(EngineAnswer(status, b'{"ok":true}', "request-1", Usage(3, 4)))
+            self._end.set_result(EngineAnswer(status, body, "request-1", Usage(3, 4)))
 
     def fail(self, error: Exception) -> None:
         """Let the request fail."""

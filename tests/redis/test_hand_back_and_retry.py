@@ -141,3 +141,20 @@ async def test_a_line_of_a_cancelled_batch_does_not_run_again(queue: ScriptedQue
     assert [] == names(await queue.claim(9))
     assert 2 == await queue.reap("B")
     assert "cancelled" == (await queue.state())["b:B status"]
+
+
+async def test_what_is_kept_of_an_answer_comes_back_with_the_line(queue: ScriptedQueue) -> None:
+    """Any bytes, through hand back, claim and a crash; a retry begins anew, and the end leaves nothing (G11)."""
+    kept = bytes(range(256)) + b" 1 2 3 \n"
+    await queue.batch("B", 1)
+    (lease,) = (await queue.claim()).leases
+    assert b"" == lease.kept
+    await queue.call(scripts.hand_back(queue.keys, "w", [(lease.fence, HandedBack(Reason.PREEMPTED, kept=kept))]))
+    (lease,) = (await queue.claim()).leases
+    assert (kept, 1) == (lease.kept, lease.preemptions)
+    await queue.crash(lease)
+    (lease,) = (await queue.claim()).leases
+    assert (kept, 1, 1) == (lease.kept, lease.preemptions, lease.crashes)
+    await queue.retry(lease)
+    (lease,) = (await queue.claim()).leases
+    assert (b"", 1) == (lease.kept, lease.attempts)

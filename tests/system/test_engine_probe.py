@@ -13,6 +13,7 @@ from llmq.scheduler.errors import EngineUnavailable, UsageError
 from llmq.workers.engines.base import EngineLoad
 from llmq.workers.engines.discovery import engine_from, find_engine
 from llmq.workers.engines.http import HttpEngine
+from llmq.workers.engines.probing import CUT_OFF
 from llmq.workers.engines.sim import SimEngine
 from tests.engine.fake import FakeEngine, opened, page, sample
 
@@ -55,6 +56,43 @@ class TestProbe:
 
         assert (kind, slots, fake.url) == (info.kind, info.slots, info.url)
         assert tuple(model["id"] for model in models["data"]) == info.models
+
+    @pytest.mark.parametrize(
+        ("owner", "pages", "continues"),
+        [
+            ("llamacpp", {"/apply-template": page(200, {"prompt": f"user: 1\nassistant: {CUT_OFF}"})}, "prefill"),
+            ("llamacpp", {"/apply-template": page(200, {"prompt": f"assistant: {CUT_OFF}<|end|>assistant:"})}, None),
+            ("llamacpp", {}, None),
+            (
+                "vllm",
+                {"/tokenize": page(200, {"tokens": [1, 2]}), "/detokenize": page(200, {"prompt": f"x{CUT_OFF}"})},
+                "continue_final_message",
+            ),
+            ("vllm", {"/tokenize": page(200, {"tokens": [1, 2]}), "/detokenize": page(200, {"prompt": "x"})}, None),
+            ("vllm", {"/tokenize": page(400, {"error": {}})}, None),
+        ],
+    )
+    async def test_whether_it_goes_on_with_an_answer_is_seen_in_its_prompt(
+        self, fake: FakeEngine, engine: HttpEngine, owner: str, pages: dict[str, bytes], continues: str | None
+    ) -> None:
+        """Probed, never assumed: the prompt that it makes has to end with the text that was cut off."""
+        fake.replies |= {"/v1/models": page(200, {"data": [{"id": "m", "owned_by": owner}]}), **pages}
+
+        assert continues == (await engine.probe()).continues
+
+    @pytest.mark.parametrize(
+        ("owner", "status", "has"), [("vllm", 200, True), ("vllm", 400, False), ("me", 200, False)]
+    )
+    async def test_whether_it_has_priorities_is_tried(
+        self, fake: FakeEngine, engine: HttpEngine, owner: str, status: int, has: bool
+    ) -> None:
+        """vLLM without priority scheduling refuses any priority but 0; others are not asked."""
+        fake.replies |= {
+            "/v1/models": page(200, {"data": [{"id": "m", "owned_by": owner}]}),
+            "/v1/completions": page(status, {}),
+        }
+
+        assert has == (await engine.probe()).prioritises
 
     async def test_transformers_is_an_engine_though_its_models_page_fails(
         self, fake: FakeEngine, engine: HttpEngine

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from llmq.scheduler.job import Job, TrafficClass
+from llmq.scheduler.kept import Kept
 from llmq.scheduler.lease import (
     Abandoned,
     Answered,
@@ -22,7 +23,7 @@ from llmq.scheduler.lease import (
     Why,
 )
 from llmq.scheduler.live import LiveSettings
-from llmq.workers.engines.base import AnswerTooLarge, EngineGone, EngineOverloaded, EngineUnclear
+from llmq.workers.engines.base import AnswerTooLarge, Continues, EngineGone, EngineInfo, EngineOverloaded, EngineUnclear
 from llmq.workers.executor import Executor, Stop, retry_delay
 from llmq.workers.gate import Gate
 from tests.engine.scripted import Request, ScriptedEngine
@@ -74,12 +75,14 @@ class Bench:
         self.deltas = Deltas()
         self.begun: list[Lease] = []
         self.counter = Counter()
+        self.info = EngineInfo("scripted", "", ("model",), 4)
         settings = LiveSettings.from_hash({})
         self.executor = Executor(
             self.engine,
             self.gate,
             self.deltas,  # type: ignore[arg-type]  # it has the three methods that the executor calls
             lambda: settings,
+            lambda: self.info,
             self.counter,
             self.begun.append,
         )
@@ -111,6 +114,7 @@ def lease(
     crashes: int = 0,
     reply_to: str = "",
     data: bytes = b"",
+    kept: bytes = b"",
 ) -> Lease:
     """Return a lease of a chat job."""
     job = Job("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
@@ -127,6 +131,7 @@ def lease(
         crashes,
         0,
         reply_to,
+        kept=kept,
     )
 
 
@@ -188,8 +193,9 @@ async def test_the_pieces_of_a_batch_line_are_counted_and_not_sent(bench: Bench)
 
 
 async def test_what_a_preemption_throws_away_is_reported(bench: Bench) -> None:
-    """Waste is bounded by whoever counts it."""
-    task, request = await bench.start(lease())
+    """Waste is bounded by whoever counts it: here two tokens of an answer that cannot be continued."""
+    several = Job("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "n": 2})
+    task, request = await bench.start(lease(data=several.encode()))
     request.say("x")
     request.say("y")
     assert bench.executor.stop(lease().fence, Stop.PREEMPTED)
@@ -323,3 +329,66 @@ def test_retries_never_come_before_their_time() -> None:
     """F-114: 0.5 s doubling to 60 s, and up to half of it more."""
     assert [0.5, 1, 2, 60] == [retry_delay(attempts, lambda: 0.0) for attempts in (0, 1, 2, 50)]
     assert 90 == retry_delay(50, lambda: 1.0)
+
+
+CHAT_LINE = Job("/v1/chat/completions", {"model": "model", "messages": [{"role": "user", "content": "x"}]})
+
+
+async def test_a_preempted_line_keeps_its_text_and_goes_on_from_it(bench: Bench) -> None:
+    """Nothing is thrown away: the next attempt asks for the rest, and the answer is whole."""
+    bench.info = EngineInfo("scripted", "", ("model",), 4, continues=Continues.PREFILL)
+    task, request = await bench.start(lease(data=CHAT_LINE.encode()))
+    request.say("Once")
+    request.say(" upon")
+    assert bench.executor.stop(lease().fence, Stop.PREEMPTED)
+    outcome = await task
+    assert isinstance(outcome, HandedBack)
+    assert Kept("Once upon", 2, "model") == Kept.decode(outcome.kept)
+    assert [0] == bench.counter.thrown_away
+
+    task, request = await bench.start(lease(data=CHAT_LINE.encode(), kept=outcome.kept))
+    assert {"role": "assistant", "content": "Once upon"} == request.job.body["messages"][-1]
+    request.answer(body=b'{"choices": [{"message": {"content": " a time"}}]}')
+    answered = await task
+    assert isinstance(answered, Answered)
+    assert b'"content":"Once upon a time"' in answered.body
+
+
+async def test_an_engine_that_refuses_the_rest_is_asked_for_the_whole(bench: Bench) -> None:
+    """What was put behind the request may be what it refuses: the line itself gets its own answer."""
+    bench.info = EngineInfo("scripted", "", ("model",), 4, continues=Continues.PREFILL)
+    task, request = await bench.start(lease(data=CHAT_LINE.encode(), kept=Kept("Once", 1, "model").encode()))
+    request.answer(400)
+    whole = await bench.engine.next()
+    assert CHAT_LINE.body == whole.job.body
+    whole.answer()
+    outcome = await task
+    assert isinstance(outcome, Answered)
+    assert 200 == outcome.status_code
+
+
+async def test_a_drained_worker_keeps_text_too(bench: Bench) -> None:
+    """A deploy need not cost the tokens of all that ran."""
+    task, request = await bench.start(lease(data=CHAT_LINE.encode()))
+    request.say("Once")
+    bench.executor.stop(lease().fence, Stop.SHUTDOWN)
+    outcome = await task
+    assert isinstance(outcome, HandedBack)
+    assert Kept("Once", 1, "model") == Kept.decode(outcome.kept)
+
+
+async def test_batch_is_behind_chat_inside_an_engine_that_has_priorities(bench: Bench) -> None:
+    """Lower first: chat has 0, and a job that says its own keeps it. An engine without priorities gets none."""
+
+    async def sent(cls: TrafficClass, job: Job) -> object:
+        task, request = await bench.start(lease(cls, data=job.encode()))
+        request.answer()
+        await task
+        return request.job.body.get("priority")
+
+    own = Job(CHAT_LINE.url, {**CHAT_LINE.body, "priority": -3})
+    assert None is await sent(TrafficClass.BATCH, CHAT_LINE)
+    bench.info = EngineInfo("scripted", "", ("model",), 4, prioritises=True)
+    assert 1 == await sent(TrafficClass.BATCH, CHAT_LINE)
+    assert -3 == await sent(TrafficClass.BATCH, own)
+    assert None is await sent(TrafficClass.INTERACTIVE, CHAT_LINE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -13,9 +12,12 @@ import pytest
 
 from llmq.scheduler.errors import EngineUnavailable, UsageError
 from llmq.scheduler.job import ENDPOINTS, Job
+from llmq.scheduler.kept import Kept
+from llmq.workers.continuing import continued, joined
 from llmq.workers.engines.assembly import assembler_for
 from llmq.workers.engines.base import EngineAnswer, EngineGone, EngineLoad, EngineOverloaded, EngineUnclear
 from llmq.workers.engines.sim import SimEngine, SimOptions
+from tests.governing.virtual_time import run_virtually
 
 T = TypeVar("T")
 
@@ -23,29 +25,9 @@ T = TypeVar("T")
 SHORT = "hello " * 20
 
 
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer instead of waiting for it."""
-
-    def __init__(self) -> None:
-        super().__init__(selectors.SelectSelector())
-        self.now = 0.0
-        selector: Any = self._selector  # type: ignore[attr-defined]
-        select = selector.select
-
-        def jump(timeout: float | None = None) -> Any:
-            self.now += timeout or 0.0
-            return select(0)
-
-        selector.select = jump
-
-    def time(self) -> float:
-        return self.now
-
-
 def simulate(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run `main` on virtual time."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main())
+    return run_virtually(main())
 
 
 def now() -> float:
@@ -355,3 +337,19 @@ def test_a_negative_number_of_slots_is_refused() -> None:
     """Numbers are checked for their sense, not only their form."""
     with pytest.raises(UsageError, match="above 0 for slots, got -1"):
         simulated("slots=-1")
+
+
+async def test_a_cut_off_answer_goes_on_as_if_it_had_not_been() -> None:
+    """Simulated answers can be continued, so that what preemption keeps is seen without a GPU."""
+    engine = SimEngine(SimOptions(instant=1))
+    info = await engine.probe()
+    job = Job("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 20})
+    pieces: list[str] = []
+    whole = await engine.run(job, lambda text, chunk: pieces.append(text))
+    said = body_of(whole)["choices"][0]["message"]["content"]
+    kept = Kept(" ".join(said.split(" ")[:7]), 7, "sim")
+    rest = continued(job, kept, info)
+    assert rest is not None
+    answer = joined(await engine.run(rest), kept)
+    assert said == body_of(answer)["choices"][0]["message"]["content"]
+    assert whole.usage == answer.usage

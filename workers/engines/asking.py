@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 import orjson
 
 from llmq.scheduler.errors import UsageError
 from llmq.scheduler.job import Job
+from llmq.workers.engines.base import BATCH_PRIORITY, EngineInfo
 from llmq.workers.engines.merge import Tree
 
 #: A job whose model is missing, empty or this takes whatever the engine serves first.
@@ -19,6 +20,10 @@ DEFAULT_MODEL = "default"
 
 #: Endpoints whose streams tell their usage only when asked; the others always do.
 ASKED_FOR_USAGE = ("/v1/chat/completions", "/v1/completions")
+
+
+#: Endpoints whose bodies may have a priority.
+PRIORITISED = ("/v1/chat/completions", "/v1/completions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,13 @@ def request_for(job: Job, model: str | None) -> Request:
     else:
         body.pop("stream_options", None)
     return Request(job.url, orjson.dumps(body), streams)
+
+
+def behind_chat(job: Job, engine: EngineInfo) -> Job:
+    """Return a batch job as it is sent: behind chat inside the engine too, where that has priorities."""
+    if not engine.prioritises or job.url not in PRIORITISED:
+        return job
+    return replace(job, body={"priority": BATCH_PRIORITY, **job.body})
 
 
 def _can_stream(url: str, body: Tree) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from llmq.scheduler.job import Job
@@ -18,11 +19,24 @@ from llmq.scheduler.lease import NO_USAGE, Usage
 OnDelta = Callable[[str, bytes], None]
 
 
+#: What batch requests are sent with where the engine has priorities: lower first, and 0 is what chat has.
+BATCH_PRIORITY = 1
+
+
+class Continues(StrEnum):
+    """How an engine is asked to go on with an answer that was cut off."""
+
+    PREFILL = "prefill"  # a last message of the assistant is continued as it is (llama.cpp)
+    FLAG = "continue_final_message"  # the same, where it is asked for (vLLM, SGLang)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What a probe found: `kind` ("vllm", "llama.cpp", "sglang", "openai", "sim"), the models it lists, its slots.
 
-    `slots` is None where the engine does not tell. `simulated` is said on every output.
+    `slots` is None where the engine does not tell. `simulated` is said on every output. `continues` is how it goes on
+    with an answer that was cut off (None: it was not seen to), `prioritises` whether it serves requests by the
+    `priority` in their bodies, lower first.
     """
 
     kind: str
@@ -30,6 +44,8 @@ class EngineInfo:
     models: tuple[str, ...]
     slots: int | None = None
     simulated: bool = False
+    continues: Continues | None = None
+    prioritises: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 
 from llmq.scheduler.errors import EngineUnavailable
-from llmq.workers.engines.base import EngineInfo, EngineLoad
+from llmq.workers.engines.base import BATCH_PRIORITY, Continues, EngineInfo, EngineLoad
 
 #: llama.cpp took 7.8 s for a page with 16 requests on 2 slots: slow is not dead.
 PAGE_TIMEOUT = 30.0
@@ -29,6 +29,9 @@ MAX_PAGE_BYTES = 4 * 2**20
 
 #: `owned_by` of the models page, where that alone tells the engine.
 KIND_OF_OWNER = {"vllm": "vllm", "llamacpp": "llama.cpp", "sglang": "sglang"}
+
+#: The end of an answer that was cut off: an engine that goes on with it has it at the end of its prompt.
+CUT_OFF = "The sea is"
 
 #: Names in /metrics of what runs and what waits, an engine a line.
 LOAD_METRICS = (
@@ -103,7 +106,9 @@ async def probe(session: aiohttp.ClientSession, url: str, with_key: bool) -> Eng
     if fault := fault_of(url, models_page, health, with_key):
         raise EngineUnavailable(fault)
     kind, slots = await _identify(session, url, models_page, health)
-    return EngineInfo(kind, url, models_of(models_page), slots)
+    models = models_of(models_page)
+    continues = await _continues(session, url, kind, models)
+    return EngineInfo(kind, url, models, slots, False, continues, await _prioritises(session, url, kind, models))
 
 
 async def load(session: aiohttp.ClientSession, url: str) -> EngineLoad:
@@ -187,6 +192,45 @@ async def _identify(session: aiohttp.ClientSession, url: str, models: Page, heal
     if health.request_id and health.json == {"status": "ok"}:
         return "transformers", None
     return "openai", None
+
+
+async def _continues(session: aiohttp.ClientSession, url: str, kind: str, models: tuple[str, ...]) -> Continues | None:
+    """Return how the engine goes on with an answer that was cut off, as seen in the prompt that it makes of one."""
+    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "content": CUT_OFF}]
+    match kind:
+        case "llama.cpp":
+            page = await _ask(session, f"{url}/apply-template", {"messages": messages})
+            prompt = page.json.get("prompt") if isinstance(page.json, dict) else None
+            return Continues.PREFILL if isinstance(prompt, str) and prompt.endswith(CUT_OFF) else None
+        case "vllm" | "sglang":
+            model = {"model": models[0]} if models else {}
+            flags = {"continue_final_message": True, "add_generation_prompt": False}
+            page = await _ask(session, f"{url}/tokenize", {**model, "messages": messages, **flags})
+            tokens = page.json.get("tokens") if isinstance(page.json, dict) else None
+            if not isinstance(tokens, list):
+                return None
+            page = await _ask(session, f"{url}/detokenize", {**model, "tokens": tokens})
+            prompt = page.json.get("prompt") if isinstance(page.json, dict) else None
+            return Continues.FLAG if isinstance(prompt, str) and prompt.endswith(CUT_OFF) else None
+    return None
+
+
+async def _prioritises(session: aiohttp.ClientSession, url: str, kind: str, models: tuple[str, ...]) -> bool:
+    """Whether vLLM was started with priority scheduling: without, it refuses any priority but 0."""
+    if kind != "vllm" or not models:
+        return False
+    body = {"model": models[0], "prompt": "1", "max_tokens": 1, "priority": BATCH_PRIORITY}
+    return (await _ask(session, f"{url}/v1/completions", body)).ok
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Page:
+    """Post to a page that may be missing; what it does is without effect."""
+    limits = aiohttp.ClientTimeout(total=EXTRA_TIMEOUT)
+    try:
+        async with session.post(url, json=body, timeout=limits, allow_redirects=False) as response:
+            return Page(response.status, await response.content.read(MAX_PAGE_BYTES))
+    except (aiohttp.ClientError, TimeoutError):
+        return NO_PAGE
 
 
 async def _extra(session: aiohttp.ClientSession, url: str) -> Page:

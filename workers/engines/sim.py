@@ -17,6 +17,7 @@ from llmq.scheduler.errors import EngineUnavailable, UsageError
 from llmq.scheduler.job import Job
 from llmq.workers.engines import sim_answers
 from llmq.workers.engines.base import (
+    Continues,
     EngineAnswer,
     EngineError,
     EngineGone,
@@ -88,7 +89,7 @@ class SimEngine:
         """Return what is simulated; raises EngineUnavailable while it plays dead."""
         if self._is_down():
             raise EngineUnavailable("the simulated engine has died, as it was told to (die_after, poison)")
-        return EngineInfo("sim", "sim://", (sim_answers.MODEL,), self.options.slots, simulated=True)
+        return EngineInfo("sim", "sim://", (sim_answers.MODEL,), self.options.slots, True, Continues.FLAG)
 
     async def run(self, job: Job, on_delta: OnDelta | None = None) -> EngineAnswer:
         """Run one request to its end, in simulated time. Cancelling frees its slot at once. Raises EngineError."""

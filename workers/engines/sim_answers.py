@@ -43,6 +43,8 @@ class Script:
     choices: int
     cut_off: bool
     start: int
+    said: int = 0
+    """Words that the answer begins behind: they are in the request, to be gone on from."""
 
     @property
     def usage(self) -> Usage:
@@ -51,6 +53,7 @@ class Script:
 
     def text(self, choice: int, first: int, count: int) -> str:
         """Return `count` words of a choice, from its word `first`."""
+        first += self.said
         begin = (self.start + 97 * choice + first) % len(_NOISE)
         piece = _NOISE[begin : begin + count]
         while len(piece) < count:
@@ -71,17 +74,22 @@ def script_for(job: Job, number: int, seed: int, answer_tokens: int) -> Script:
     several = body.get("input") if job.url == "/v1/embeddings" else body.get("prompt")
     if isinstance(several, list) and several and isinstance(several[0], str | list):
         choices *= len(several)
-    said = body.get("messages") or body.get("prompt") or body.get("input")
-    text = orjson.dumps(said)
+    asked = body.get("messages") or body.get("prompt") or body.get("input")
+    said = 0
+    if body.get("continue_final_message") and isinstance(asked, list) and len(asked) > 1:
+        said = len(str(asked[-1].get("content", "")).split())
+        asked = asked[:-1]
+    text = orjson.dumps(asked)
     return Script(
         url=job.url,
         number=number,
         created_at=int(time.time()),
-        prompt_tokens=max(1, len(text) // CHARACTERS_PER_TOKEN),
-        answer_tokens=0 if job.url == "/v1/embeddings" else max(1, wanted),
+        prompt_tokens=max(1, len(text) // CHARACTERS_PER_TOKEN) + said,
+        answer_tokens=0 if job.url == "/v1/embeddings" else max(1, wanted if limit == wanted else wanted - said),
         choices=choices,
         cut_off=wanted == limit,
         start=zlib.crc32(text, seed) % len(_NOISE),
+        said=said,
     )
 
 
