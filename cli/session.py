@@ -78,6 +78,7 @@ async def open_session(
 
     `warnings` says on stderr which settings of the server may lose jobs: for commands that put work in or run it.
     """
+    keyring = settings.keyring()
     url = await asyncio.to_thread(find_redis, settings)
     client = connect(url)
     keeping = None if settings.redis_url else asyncio.create_task(_keep_server(client, settings))
@@ -87,7 +88,7 @@ async def open_session(
             if warnings:
                 for warning in facts.warnings:
                     warn(f"Redis at {redact(url)}: {warning}")
-            opened = Queue(client, queue or settings.queue)
+            opened = Queue(client, queue or settings.queue, keyring=keyring)
             await opened.ensure_format()
             yield Session(settings, url, client, opened)
     finally:

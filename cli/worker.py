@@ -63,6 +63,7 @@ def worker(
         reserve=reserve,
         grace=loaded.settings.grace,
         until_empty=until_empty,
+        keyring=loaded.settings.keyring(),
     )
     shutdown = Shutdown()
     start = EngineStart(gpu, serve, serve_log)

@@ -10,12 +10,14 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol, assert_never
 
-from llmq.scheduler.errors import EncodingError
+from llmq.scheduler.cipher import PLAIN, Cipher, answer_of, error_of, owner_of, request_of
+from llmq.scheduler.errors import EncodingError, KeyMissing
 from llmq.scheduler.job import Job, TrafficClass
+from llmq.scheduler.keyring import key_id_of
 from llmq.scheduler.lease import (
     Abandoned,
     Answered,
@@ -49,6 +51,10 @@ LONGEST_MESSAGE = 2000
 #: When batch goes on after a second refusal, others come first for so long: were it always the refused line, which
 #: stands before all that have not started, one that is refused for itself would let no other run.
 OTHERS_FIRST_S = 1.5
+
+#: A job that is encrypted with a key that is not here waits for a worker that has it: rarely looked at here again.
+FIRST_KEY_WAIT_S = 15.0
+LONGEST_KEY_WAIT_S = 600.0
 
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 60.0
@@ -102,6 +108,7 @@ class Executor:
         settings: Callable[[], LiveSettings],
         counter: TokenCounter,
         on_begun: Callable[[Lease], None] = lambda lease: None,
+        cipher: Cipher = PLAIN,
     ) -> None:
         self._engine = engine
         self._gate = gate
@@ -109,6 +116,7 @@ class Executor:
         self._settings = settings
         self._counter = counter
         self._on_begun = on_begun
+        self._cipher = cipher
         self.running: dict[Fence, Running] = {}
 
     async def run(self, lease: Lease) -> Outcome:
@@ -117,13 +125,29 @@ class Executor:
         assert task is not None
         running = self.running[lease.fence] = Running(lease, task)
         try:
-            job = Job.decode(lease.data)
+            job = Job.decode(self._cipher.decrypt(lease.data, request_of(owner_of(lease))))
+        except KeyMissing:
+            # Another worker may have the key; to end it here would lose what somebody can still run.
+            return HandedBack(Reason.KEY_MISSING, min(LONGEST_KEY_WAIT_S, FIRST_KEY_WAIT_S * lease.fence.delivery))
         except EncodingError as error:
             return Ended(ErrorCode.MALFORMED, _sayable(f"the stored job cannot be read: {error}"), dead=True)
         else:
-            return await self._ask(running, job)
+            return self._encrypted(lease, await self._ask(running, job))
         finally:
             del self.running[lease.fence]
+
+    def _encrypted(self, lease: Lease, outcome: Outcome) -> Outcome:
+        """Return an outcome as it is stored: with the key of its request, which who asked can read, or as it is."""
+        key_id, owner = key_id_of(lease.data), owner_of(lease)
+        if key_id is None:
+            return outcome
+        match outcome:
+            case Answered(body=body):
+                return replace(outcome, body=self._cipher.encrypt(body, answer_of(owner), key_id))
+            case Ended(message=message):
+                return replace(outcome, message=self._cipher.encrypt_text(message, error_of(owner), key_id))
+            case _:
+                return outcome
 
     def stop(self, fence: Fence, why: Stop) -> bool:
         """Abort a running request; its `run` returns what becomes of the job. False where it is not running."""

@@ -42,6 +42,8 @@ class Gate:
         self._cap: int | None = None
         self._grown_at = 0.0
         self._gone = False
+        #: The queue is encrypted with a key that is not here: nothing is claimed until it is another one again.
+        self.locked = False
         self._answers = 0
         self._refused: dict[Hashable, _Refused] = {}
 

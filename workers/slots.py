@@ -99,7 +99,7 @@ class Slots:
                 reserve=self.reserve,
                 preempt=self._settings().preempt,
                 batch_cap=self.batch_cap,
-                taking=not self._gate.gone and not self.desk.closed,
+                taking=not (self._gate.gone or self._gate.locked or self.desk.closed),
             )
         )
 

@@ -16,11 +16,14 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmq.scheduler.cipher import Cipher
 from llmq.scheduler.connection import connect, connect_sync, redis_errors
 from llmq.scheduler.errors import EngineUnavailable, LLMQError
+from llmq.scheduler.keyring import NO_KEYS, Keyring
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Fence, Lease, Outcome
 from llmq.scheduler.live import LiveSettings
+from llmq.scheduler.queue import KEY_ID
 from llmq.scheduler.scripts import Beat
 from llmq.workers.bells import LISTEN_S, Bells
 from llmq.workers.card import Card
@@ -62,6 +65,7 @@ class WorkerOptions:
     reserve: int | None = None
     grace: float = 30.0
     until_empty: bool = False
+    keyring: Keyring = NO_KEYS
     announce: Callable[[str], None] = field(default=lambda line: print(line, file=sys.stderr, flush=True))
 
 
@@ -99,10 +103,17 @@ class Worker:
         self._redis = connect(url, client_name=self.id)
         self._ear = connect(url, blocking_s=2 * LISTEN_S, client_name=self.id)
         self._keeper_redis = connect_sync(url, timeout_s=TIMEOUT_S, client_name=self.id)
-        self._deltas = DeltaSender(self._redis, self._keys, self.id, self.lease_lost)
+        cipher = Cipher(options.keyring, options.queue)
+        self._deltas = DeltaSender(self._redis, self._keys, self.id, self.lease_lost, cipher)
         self._governing = Governing(lambda: self._settings, lambda: self._slots.load(), self._govern)
         self._executor = Executor(
-            engine, self._gate, self._deltas, lambda: self._settings, self._governing, self._measuring.begun
+            engine,
+            self._gate,
+            self._deltas,
+            lambda: self._settings,
+            self._governing,
+            self._measuring.begun,
+            cipher,
         )
         self._slots = Slots(
             concurrency,
@@ -232,10 +243,26 @@ class Worker:
                     f"{FORMAT}: update llmq on this host"
                 )
             )
+        self._check_key(beat.config.get(KEY_ID.encode(), b"").decode(errors="replace"))
         self._settings = LiveSettings.from_hash(beat.config)
         self._keeper.lease_s = self._settings.lease_s
         self._contact.lease_is(self._settings.lease_s)
         self._measuring.clock(beat.now_ms)
+
+    def _check_key(self, key_id: str) -> None:
+        """Refuse to start without the key that the queue is encrypted with; claim nothing while it is another one."""
+        keyring = self._options.keyring
+        missing = bool(key_id) and not keyring.holds(key_id)
+        if missing and self._card.state == "starting":
+            self._fail(keyring.missing(key_id, self._options.queue))
+        elif missing != self._gate.locked:
+            self._gate.locked = missing
+            if missing:
+                self._options.announce(f"claiming nothing: {keyring.missing(key_id, self._options.queue)}")
+                self._change_state("ready", "key_missing")
+            else:
+                self._change_state("key_missing", "ready")
+                self._desk.look()
 
     def keeper_died(self, error: BaseException) -> None:
         """End the process: without the keeper no lease is safe."""
