@@ -66,7 +66,10 @@ class Cipher:
         if not text.startswith(TEXT_MARK):
             return text
         try:
-            return self.decrypt(base64.b64decode(text.removeprefix(TEXT_MARK)), what).decode(errors="replace")
+            payload = base64.b64decode(text.removeprefix(TEXT_MARK), validate=True)
+            if key_id_of(payload) is None:
+                raise TamperedError(what)
+            return self.decrypt(payload, what).decode(errors="replace")
         except KeyMissing as fault:
             return f"(encrypted with key {fault.key_id}, which is not here: set LLMQ_ENCRYPTION_KEY)"
         except (TamperedError, ValueError):

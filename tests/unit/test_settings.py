@@ -30,6 +30,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "tenant": "default",
         "engine": None,
         "engine_api_key": None,
+        "encryption_key": None,
+        "encryption_key_file": None,
         "concurrency": None,
         "grace": 30.0,
         "max_line_bytes": 1_048_576,
