@@ -18,7 +18,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import platformdirs
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
@@ -130,6 +130,12 @@ class Settings(BaseModel):
     grace: Seconds = 30.0
     """How long a worker that ends waits for its running jobs before it hands them back."""
 
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """From which level on events are shown by the commands that serve."""
+
+    log_format: Literal["text", "json"] = "text"
+    """How: `key=value`, or one JSON object a line."""
+
     max_line_bytes: Bytes = 1024**2
     max_body_bytes: Bytes = 16 * 1024**2
     max_answer_bytes: Bytes = 8 * 1024**2
@@ -151,6 +157,7 @@ _LIMITS = {
     "int_parsing": "expected a whole number",
     "int_from_float": "expected a whole number",
     "int_type": "expected a whole number",
+    "literal_error": "expected {expected}",
 }
 
 

@@ -31,6 +31,7 @@ from llmq.scheduler.lease import (
     Retry,
 )
 from llmq.scheduler.live import LiveSettings
+from llmq.scheduler.logs import Event, note
 from llmq.workers.deltas import DeltaSender
 from llmq.workers.engines.base import (
     AnswerTooLarge,
@@ -224,8 +225,10 @@ class Executor:
 
     def _overloaded(self, running: Running, error: EngineOverloaded) -> Outcome:
         batch = sum(1 for other in self.running.values() if other.lease.cls is TrafficClass.BATCH)
-        lease = running.lease
-        pause = self._gate.overloaded(time.monotonic(), batch, error.retry_after, _job_of(lease))
+        lease, now = running.lease, time.monotonic()
+        if not self._gate.paused(now):  # refusals that come together are one overload
+            note(Event.OVERLOADED, running_batch=batch, retry_after_s=error.retry_after)
+        pause = self._gate.overloaded(now, batch, error.retry_after, _job_of(lease))
         if _begun(running):
             return Ended(ErrorCode.INTERRUPTED, _sayable(f"the engine refused to go on: {error}"))
         if lease.cls is TrafficClass.BATCH and lease.fence.delivery > 1:

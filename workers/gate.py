@@ -52,6 +52,10 @@ class Gate:
         """Whether the engine is away: nothing is claimed until `back`."""
         return self._gone
 
+    def paused(self, now: float) -> bool:
+        """Whether batch waits because the engine refused."""
+        return now < self._closed_until
+
     def answered(self, job: Hashable) -> None:
         """Note that the engine answered a job."""
         self._answers += 1

@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from llmq.scheduler.keyring import NO_KEYS, Keyring
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Fence, Lease, Outcome
 from llmq.scheduler.live import LiveSettings
+from llmq.scheduler.logs import Event, note
 from llmq.scheduler.queue import KEY_ID
 from llmq.scheduler.scripts import Beat
 from llmq.workers.bells import LISTEN_S, Bells
@@ -34,6 +36,7 @@ from llmq.workers.engines.base import Engine, EngineInfo
 from llmq.workers.executor import Executor
 from llmq.workers.gate import Gate
 from llmq.workers.governing import Governing
+from llmq.workers.journal import note_changes, note_lease
 from llmq.workers.keeper import TIMEOUT_S, LeaseKeeper
 from llmq.workers.measuring import Measuring
 from llmq.workers.reach import OUT_OF_REACH
@@ -95,6 +98,7 @@ class Worker:
         self._shutdown = shutdown
         self._keys = QueueKeys(options.queue)
         self._settings = LiveSettings.from_hash({})
+        self._config: dict[bytes, bytes] | None = None
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         concurrency = options.concurrency or info.slots or DEFAULT_CONCURRENCY
         self._gate = Gate(concurrency)
@@ -202,6 +206,8 @@ class Worker:
             for end in ends[:-1]:
                 end.cancel()
             await self._drain(slots)
+            report = self._slots.report
+            note(Event.DRAINED, ended=report.ended, failed=report.failed, handed_back=report.handed_back)
         if self._failure.done():
             self._failure.result()
         return self._slots.report
@@ -223,11 +229,13 @@ class Worker:
 
     def lease_lost(self, fence: Fence) -> None:
         """Abort a request whose lease belongs to another delivery."""
+        note_lease(Event.LEASE_LOST, fence)
         self._keeper.drop(fence)
         self._slots.lose(fence)
 
     def lease_overdue(self, fence: Fence) -> None:
         """Abort a request whose lease could not be renewed for too long."""
+        note_lease(Event.LEASE_OVERDUE, fence)
         self._slots.give_up(fence)
 
     def job_cancelled(self, fence: Fence) -> None:
@@ -244,6 +252,9 @@ class Worker:
                 )
             )
         self._check_key(beat.config.get(KEY_ID.encode(), b"").decode(errors="replace"))
+        if self._config is not None:
+            note_changes(self._config, beat.config)
+        self._config = beat.config
         self._settings = LiveSettings.from_hash(beat.config)
         self._keeper.lease_s = self._settings.lease_s
         self._contact.lease_is(self._settings.lease_s)
@@ -258,9 +269,10 @@ class Worker:
         elif missing != self._gate.locked:
             self._gate.locked = missing
             if missing:
-                self._options.announce(f"claiming nothing: {keyring.missing(key_id, self._options.queue)}")
+                note(Event.KEY_MISSING, queue=self._options.queue, key_id=key_id)
                 self._change_state("ready", "key_missing")
             else:
+                note(Event.KEY_BACK, queue=self._options.queue, key_id=key_id or None)
                 self._change_state("key_missing", "ready")
                 self._desk.look()
 
@@ -293,18 +305,22 @@ class Worker:
 
     async def _watch_engine(self) -> None:
         """While the engine is gone, probe it until it is healthy."""
-        pause = PROBE_S
+        pause, down_at = PROBE_S, 0.0
         while True:
             await asyncio.sleep(pause)
             if not self._gate.gone:
                 continue
+            if not down_at:
+                down_at = time.monotonic()
+                note(Event.ENGINE_DOWN, url=self._card.engine.url, running=len(self._slots.running()))
             self._change_state("ready", "engine_down")
             try:
                 self._card.engine = await self._engine.probe()
             except EngineUnavailable:
                 pause = min(LONGEST_PROBE_S, pause * 1.5)
             else:
-                pause = PROBE_S
+                note(Event.ENGINE_BACK, url=self._card.engine.url, down_s=time.monotonic() - down_at)
+                pause, down_at = PROBE_S, 0.0
                 self._gate.back()
                 self._change_state("engine_down", "ready")
                 self._desk.look()
@@ -328,6 +344,7 @@ class Worker:
 
     async def _drain(self, slots: list[asyncio.Task[None]]) -> None:
         """End in three phases: quiet, deadline, hand back."""
+        note(Event.DRAINING, queue=self._options.queue, running=len(self._slots.running()))
         self._card.state = "draining"
         self._keeper.beat_soon()
         self._desk.close()

@@ -34,6 +34,8 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "encryption_key_file": None,
         "concurrency": None,
         "grace": 30.0,
+        "log_level": "warning",
+        "log_format": "text",
         "max_line_bytes": 1_048_576,
         "max_body_bytes": 16_777_216,
         "max_answer_bytes": 8_388_608,
