@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
 from pydantic import SecretStr
 
 from llmq.cli.options import Json, Queue, RedisUrl
-from llmq.cli.render import print_json, print_table
+from llmq.cli.render import print_json, print_line, print_table
 from llmq.cli.session import load
+from llmq.scheduler.keyring import new_key as make_key
 from llmq.scheduler.redis_url import redact
 from llmq.scheduler.settings import Settings
 
 
-def config(queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> None:
+def config(
+    new_key: Annotated[
+        bool, typer.Option("--new-key", help="Print a new key for LLMQ_ENCRYPTION_KEY, and nothing else.")
+    ] = False,
+    queue: Queue = None,
+    redis: RedisUrl = None,
+    json: Json = False,
+) -> None:
     """Show the settings of this process with their source.
 
     A value comes from the first of: a flag, the environment (LLMQ_QUEUE), llmq.toml, the default. What acts on every
@@ -21,7 +32,12 @@ def config(queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> N
     Examples:
       llmq config
       LLMQ_QUEUE=evals llmq config --json
+      llmq config --new-key > llmq.key
     """
+    if new_key:
+        key = make_key()
+        print_json({"key": key}) if json else print_line(key)
+        return
     loaded = load(queue=queue, redis_url=redis)
     values = {name: _shown(loaded.settings, name) for name in Settings.model_fields}
     if json:

@@ -69,6 +69,11 @@ Grace = Annotated[
     ),
 ]
 
+LogLevel = Annotated[
+    str | None,
+    typer.Option("--log-level", metavar="LEVEL", help="Show events: debug, info, warning or error (default: warning)."),
+]
+
 Model = Annotated[str | None, typer.Option("--model", "-m", metavar="M", help="Put this model in place of the lines'.")]
 
 Out = Annotated[

@@ -79,6 +79,7 @@ async def open_session(
     `warnings` is for commands that put work in or run it: says on stderr which settings of the server may lose jobs,
     and refuses a server that is sure to.
     """
+    keyring = settings.keyring()
     url = await asyncio.to_thread(find_redis, settings)
     client = connect(url)
     keeping = None if settings.redis_url else asyncio.create_task(_keep_server(client, settings))
@@ -88,7 +89,7 @@ async def open_session(
             if warnings:
                 for warning in facts.warnings:
                     warn(f"Redis at {redact(url)}: {warning}")
-            opened = Queue(client, queue or settings.queue)
+            opened = Queue(client, queue or settings.queue, keyring=keyring)
             await opened.ensure_format()
             yield Session(settings, url, client, opened)
     finally:

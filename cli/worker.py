@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from llmq.cli.engine import EngineStart, StoppedEarly, open_engine
-from llmq.cli.options import Concurrency, EngineName, Gpu, Grace, Json, Queue, RedisUrl, Serve, ServeLog
+from llmq.cli.options import Concurrency, EngineName, Gpu, Grace, Json, LogLevel, Queue, RedisUrl, Serve, ServeLog
 from llmq.cli.render import count_of, notice, print_json
 from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session
 from llmq.scheduler.errors import UsageError
+from llmq.scheduler.logs import Event, record_of, show_log
 from llmq.scheduler.settings import Settings
 from llmq.workers.shutdown import Shutdown
 from llmq.workers.slots import WorkerReport
@@ -34,6 +36,7 @@ def worker(
         int | None, typer.Option("--reserve", min=0, metavar="N", help="Slots kept free for chat (default: llmq set).")
     ] = None,
     grace: Grace = None,
+    log_level: LogLevel = None,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="End when the queue is empty.")] = False,
     redis: RedisUrl = None,
     json: Json = False,
@@ -51,7 +54,9 @@ def worker(
       llmq worker --engine 'local:model.gguf?slots=8'   llama.cpp, started here
       llmq worker --engine sim --until-empty            a simulated GPU
     """
-    loaded = load(engine=engine, queue=queue, concurrency=concurrency, grace=grace, redis_url=redis)
+    loaded = load(
+        engine=engine, queue=queue, concurrency=concurrency, grace=grace, log_level=log_level, redis_url=redis
+    )
     _check_label(gpu)
     slots = loaded.settings.concurrency
     if reserve is not None and slots is not None and reserve > slots:
@@ -63,6 +68,8 @@ def worker(
         reserve=reserve,
         grace=loaded.settings.grace,
         until_empty=until_empty,
+        keyring=loaded.settings.keyring(),
+        announce=_announcer(loaded.settings),
     )
     shutdown = Shutdown()
     start = EngineStart(gpu, serve, serve_log)
@@ -72,6 +79,19 @@ def worker(
     elif report is not None:
         done = f"{count_of(report.ended, 'job')} answered, {report.failed:,} failed, {report.handed_back:,} handed back"
         notice(f"ended {report.worker_id} {done}")
+
+
+def _announcer(settings: Settings) -> Callable[[str], None]:
+    """Show the log, and return how the worker says that it is ready: in a log of JSON as one of its lines."""
+    handler = show_log(settings.log_level, settings.log_format)
+    if settings.log_format == "text":
+        return notice
+
+    def announce(line: str) -> None:
+        # Whatever the level: who asked for a worker wants to know that it is one.
+        handler.handle(record_of(Event.NOTICE, text=line))
+
+    return announce
 
 
 def _check_label(gpu: str) -> None:

@@ -104,6 +104,7 @@ class WorkOff:
             concurrency=settings.concurrency,
             reserve=0,
             grace=GRACE_S,
+            keyring=settings.keyring(),
             announce=lambda line: None,
         )
         await serve(self._session.url, self._engine, options, self._shutdown)

@@ -23,6 +23,7 @@ from typing import cast
 from llmq.scheduler import scripts
 from llmq.scheduler.batch_lookup import read_batches
 from llmq.scheduler.batch_record import EXTRA, BatchRecord, new_batch_id
+from llmq.scheduler.encrypted_lines import encrypted_lines
 from llmq.scheduler.errors import LineFault, NotFoundError, QueueFull, RedisFull, UsageError
 from llmq.scheduler.feeding import Feeder, FeedProgress, encode_lines
 from llmq.scheduler.lease import lane_of_batch
@@ -77,6 +78,7 @@ class Batches:
         `window` is in seconds from now; `need` lines must have room now (0: the feed will wait for room). `extra` is
         kept with the record. Raises QueueFull, and UsageError where the id is taken by a batch of another file.
         """
+        await self._queue.agree_on_key()
         batch_id = batch_id or new_batch_id()
         record = {"name": name, "digest": digest} | ({"retry_of": retry_of} if retry_of else {})
         call = scripts.open_batch(
@@ -95,6 +97,7 @@ class Batches:
 
     async def reopen(self, batch_id: str, digest: str) -> BatchRecord:
         """Return a batch that is to be fed on, made of the file with this digest. Raises UsageError for another."""
+        await self._queue.agree_on_key()
         record = await self.show(batch_id)
         if record.digest != digest:
             raise UsageError(
@@ -236,7 +239,7 @@ class Batches:
 
     def reader(self, batch_id: str, after: str = BEGINNING) -> ResultReader:
         """Return a reader of a batch's results after a cursor, for `next_page`."""
-        return ResultReader(self._redis, self._keys, batch_id, after)
+        return ResultReader(self._redis, self._keys, batch_id, after, cipher=self._queue.cipher)
 
     async def next_page(self, reader: ResultReader, wait_s: float = 0.0) -> Page:
         """Return the next page of results, waiting up to `wait_s` for it, and longer for a Redis that went away.
@@ -282,7 +285,7 @@ class Batches:
             resume=resume,
         )
         try:
-            return await feeder.feed(lines)
+            return await feeder.feed(encrypted_lines(lines, record.id, self._queue.cipher))
         except (QueueFull, RedisFull):
             if record.next_line == 1:  # lines of an earlier feed, and their results, are not this one's to delete
                 await self._undo(record.id)

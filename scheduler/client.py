@@ -190,7 +190,8 @@ class AsyncClient:
         """Return the way into a queue that the blocking client takes (`portal.py`), and closes."""
         connected = await self._connect()
         with redis_errors(connected.url):
-            _, listener = await connected.queue(queue or self._settings.queue)
+            opened, listener = await connected.queue(queue or self._settings.queue)
+            await opened.agree_on_key()
         listener.listen()
         return DirectLine(connected.url, listener, self._id, self._settings.tenant, max_connections=MAX_CONNECTIONS)
 
@@ -215,6 +216,7 @@ class _Connected:
         self.url = url
         self._redis = redis
         self._settings = settings
+        self._keyring = settings.keyring()
         self._client_id = client_id
         self._opening = asyncio.Lock()
         self._queues: dict[str, tuple[Queue, Listener]] = {}
@@ -252,7 +254,10 @@ class _Connected:
             await client.aclose()
 
     async def _open(self, name: str) -> tuple[Queue, Listener]:
-        queue = Queue(self._redis, name, max_body_bytes=self._settings.max_body_bytes, calls=self._calls)
+        settings = self._settings
+        queue = Queue(
+            self._redis, name, max_body_bytes=settings.max_body_bytes, calls=self._calls, keyring=self._keyring
+        )
         await queue.ensure_format()
         reader = connect(self.url, blocking_s=BLOCK_S, max_connections=1, client_name="llmq-inbox")
         self._readers.append(reader)

@@ -13,13 +13,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from llmq.scheduler.batch_lookup import read_batches
 from llmq.scheduler.batch_record import BatchRecord
 from llmq.scheduler.batches import Batches
-from llmq.scheduler.errors import EncodingError, NotFoundError
+from llmq.scheduler.cipher import error_of, job_owner, line_owner, request_of
+from llmq.scheduler.encrypted_lines import encrypted_lines
+from llmq.scheduler.errors import EncodingError, NotFoundError, TamperedError
 from llmq.scheduler.feeding import Feeder
 from llmq.scheduler.job import Job, TrafficClass
 from llmq.scheduler.lease import batch_of
@@ -157,8 +159,11 @@ class DeadLetters:
         )
 
     async def job(self, letter: DeadLetter) -> Job:
-        """Return the job of a letter. Raises EncodingError where it is none, NotFoundError where the letter is gone."""
-        return Job.decode(await self._data(letter))
+        """Return the job of a letter. Raises EncodingError where it is none, NotFoundError where the letter is gone.
+
+        Raises KeyMissing where it is encrypted with a key that is not here.
+        """
+        return Job.decode(self._queue.cipher.decrypt(await self._data(letter), request_of(_owner(letter))))
 
     async def choose(self, letter_ids: Sequence[str]) -> list[DeadLetter]:
         """Return the letters of these ids, each once, in their order. Raises NotFoundError."""
@@ -224,7 +229,8 @@ class DeadLetters:
         )
         if not record.sealed:
             feeder = Feeder(self._queue.redis, self._queue.keys, record, resume="give the same command again")
-            await feeder.feed(self._lines(letters, record.next_line))
+            lines = self._lines(letters, record.next_line)
+            await feeder.feed(encrypted_lines(lines, new_id, self._queue.cipher))
         await self.purge(letters)
         return await batches.show(new_id)
 
@@ -233,6 +239,10 @@ class DeadLetters:
         for number, letter in enumerate(letters, 1):
             if number >= first:
                 data = await self._data(letter)
+                try:
+                    data = self._queue.cipher.decrypt(data, request_of(_owner(letter)))
+                except TamperedError:
+                    pass  # as it is, it is refused by its worker, and is a dead letter again
                 yield SubmitLine(number, letter.key, data, cost_of(data))
 
     async def _data(self, letter: DeadLetter) -> bytes:
@@ -244,7 +254,14 @@ class DeadLetters:
 
     async def _page(self, before: str, count: int, after: str = "-") -> list[DeadLetter]:
         rows = await self._redis.eval_ro(_HEADS, 1, self._key, before, count, after, _PAGE_BYTES)
-        return [_letter(row) for row in rows]
+        letters = [_letter(row) for row in rows]
+        decrypt = self._queue.cipher.decrypt_text
+        return [replace(letter, error=decrypt(letter.error, error_of(_owner(letter)))) for letter in letters]
+
+
+def _owner(letter: DeadLetter) -> str:
+    """Name the job of a letter, as it was named when it was encrypted."""
+    return line_owner(letter.batch_id, letter.line or 0) if letter.batch_id else job_owner(letter.key)
 
 
 def _letter(row: list[Any]) -> DeadLetter:

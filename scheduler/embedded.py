@@ -186,7 +186,8 @@ def _start(binary: Path, folder: ServerFolder, lock: int, *, new_port: bool) -> 
             stdout=log,
             stderr=log,
             cwd=folder.data,
-            env={**os.environ, "LC_ALL": "C"},
+            # Nothing of llmq's own: some of its settings are secrets, and this process outlives the command.
+            env={name: value for name, value in os.environ.items() if not name.startswith("LLMQ_")} | {"LC_ALL": "C"},
             pass_fds=(lock,),
             start_new_session=True,
             check=False,

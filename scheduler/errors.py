@@ -3,7 +3,9 @@
     LLMQError
     ├── UsageError            what the caller gave cannot be used            exit 2
     │   ├── EncodingError     a value of a job cannot be stored faithfully
+    │   │   └── TamperedError   what was stored encrypted was changed since
     │   ├── InputFileError    a file of prompts has bad lines
+    │   ├── KeyMissing        what is stored is encrypted with a key that is not here
     │   └── SettingsError     a flag, variable or llmq.toml entry is wrong
     ├── NotFoundError         no such job, batch, worker                     exit 2
     ├── RedisUnavailable      Redis cannot be reached or cannot be used      exit 4
@@ -46,6 +48,21 @@ class EncodingError(UsageError):
         super().__init__(f"{path}: {fault}")
         self.path = path
         self.fault = fault
+
+
+class TamperedError(EncodingError):
+    """What was stored encrypted was changed, or belongs to another job; `what` names it, not its text."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "was changed after it was encrypted, or moved here from elsewhere: it cannot be read")
+
+
+class KeyMissing(UsageError):
+    """What is stored is encrypted with a key that this process does not have; `key_id` is a hash of it."""
+
+    def __init__(self, message: str, key_id: str) -> None:
+        super().__init__(message)
+        self.key_id = key_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llmq.scheduler.cipher import PLAIN, Cipher, answer_of, error_of, job_owner
+from llmq.scheduler.errors import LLMQError
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.lease import NO_USAGE, Usage, tenant_of_lane
 from llmq.scheduler.state import JobState, derive_state
@@ -27,7 +29,8 @@ class JobRecord:
     `attempts` counts attempts that went wrong, `crashes` deaths of a worker or engine with it in flight; both are
     known while the job lives, and afterwards only where its record holds them (None else). `consumer` is the worker
     that runs it, `due_at` when a delayed job may start. `status_code` and `body` are the engine's; `code` and
-    `message` say why a job ended without an answer.
+    `message` say why a job ended without an answer. `unreadable` says why its answer, which was stored encrypted,
+    cannot be read here (`body` is then empty).
     """
 
     id: str
@@ -51,6 +54,7 @@ class JobRecord:
     code: str = ""
     message: str = ""
     usage: Usage = NO_USAGE
+    unreadable: LLMQError | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what `job show --json` prints; the body of an answer is not in it."""
@@ -89,7 +93,9 @@ class Whereabouts:
 NOWHERE = Whereabouts(False, None, None, None, 0)
 
 
-def record_of(job_id: str, fields: Mapping[bytes, bytes], where: Whereabouts = NOWHERE) -> JobRecord:
+def record_of(
+    job_id: str, fields: Mapping[bytes, bytes], where: Whereabouts = NOWHERE, *, cipher: Cipher = PLAIN
+) -> JobRecord:
     """Put a job's record together; `fields` is its hash, which must not be empty."""
 
     def text(name: bytes) -> str:
@@ -106,6 +112,7 @@ def record_of(job_id: str, fields: Mapping[bytes, bytes], where: Whereabouts = N
         due_ms=where.due_ms,
         now_ms=where.now_ms,
     )
+    body, unreadable = _body(job_id, fields, cipher)
     attempts, crashes, preemptions = _past(fields, where.past, ended=state.ended)
     return JobRecord(
         id=job_id,
@@ -125,10 +132,11 @@ def record_of(job_id: str, fields: Mapping[bytes, bytes], where: Whereabouts = N
         consumer=where.consumer,
         status_code=int(fields[b"status"]) if fields.get(b"status") else None,
         request_id=text(b"request"),
-        body=fields.get(b"body", b""),
+        body=body,
         code=text(b"code"),
-        message=text(b"message"),
+        message=cipher.decrypt_text(text(b"message"), error_of(job_owner(job_id))),
         usage=_usage(fields.get(b"usage", b"")),
+        unreadable=unreadable,
     )
 
 
@@ -140,6 +148,14 @@ def submitted_at_ms(entry: bytes, noted: bytes | None) -> float:
 def expires_at_ms(noted: bytes | None) -> float:
     """Return until when a job may wait for its start; a record notes it only where there is an end to that."""
     return float(noted or NEVER_MS)
+
+
+def _body(job_id: str, fields: Mapping[bytes, bytes], cipher: Cipher) -> tuple[bytes, LLMQError | None]:
+    """Return a job's answer, and why it cannot be read where that is so: the rest of the record can."""
+    try:
+        return cipher.decrypt(fields.get(b"body", b""), answer_of(job_owner(job_id))), None
+    except LLMQError as fault:
+        return b"", fault
 
 
 def _past(

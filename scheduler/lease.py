@@ -118,6 +118,7 @@ class ErrorCode(StrEnum):
     MALFORMED = "malformed_job"
     LOST = "lost"
     INVALID_LINE = "invalid_line"
+    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ class Reason(StrEnum):
     PREEMPTED = "preempted"
     OVERLOAD = "overload"
     ENGINE_GONE = "engine_gone"
+    KEY_MISSING = "key_missing"
 
 
 @dataclass(frozen=True, slots=True)

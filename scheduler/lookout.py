@@ -158,7 +158,7 @@ class Lookout:
                 if not fields.get(b"entry"):
                     watch.end(None)
                 elif fields.get(b"state"):
-                    record = record_of(watch.job_id, fields)
+                    record = record_of(watch.job_id, fields, cipher=self._queue.cipher)
                     watch.end(None if record.state is JobState.LOST else record)
                 # else: it rang for a delivery that ended nothing; the record is looked at again
 

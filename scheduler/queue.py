@@ -19,9 +19,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from llmq.scheduler import scripts
 from llmq.scheduler.bucket import plain_limit
 from llmq.scheduler.calling import ScriptCalls
+from llmq.scheduler.cipher import Cipher, job_owner, request_of
 from llmq.scheduler.errors import LLMQError, NotFoundError, QueueFull, UsageError
 from llmq.scheduler.job import Job, TrafficClass
 from llmq.scheduler.job_record import JobRecord, Whereabouts, record_of
+from llmq.scheduler.keyring import NO_KEYS, Keyring
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import ErrorCode, lane_of_tenant
 from llmq.scheduler.limit import Limit
@@ -39,6 +41,9 @@ MAX_BODY_BYTES = 16 * 2**20
 #: How long a command to a worker waits to be read: a worker reads at once, one that is gone never will.
 CONTROL_TTL_MS = 60_000
 
+#: Field of the config hash: the id of the key that encrypts (a hash, which tells nothing of the key).
+KEY_ID = "key_id"
+
 #: Redis' time by the same key as everything else: in a cluster TIME alone would go to any node.
 _TIME = "return redis.call('TIME')"
 
@@ -52,7 +57,10 @@ class CancelResult(StrEnum):
 
 
 class Queue:
-    """One queue. `max_body_bytes` bounds a job as it is stored; `calls` is how a client that submits much submits."""
+    """One queue. `max_body_bytes` bounds a job as it is encoded; `keyring` encrypts what holds prompts or answers.
+
+    `calls` is how a client that submits much submits.
+    """
 
     def __init__(
         self,
@@ -61,12 +69,15 @@ class Queue:
         *,
         max_body_bytes: int = MAX_BODY_BYTES,
         calls: ScriptCalls | None = None,
+        keyring: Keyring = NO_KEYS,
     ) -> None:
         self.redis = redis
         self._calls = calls
         self.name = check_queue(name)
         self.keys = QueueKeys(name)
+        self.cipher = Cipher(keyring, name)
         self._max_body_bytes = max_body_bytes
+        self._agreed = False
 
     async def ensure_format(self) -> None:
         """Raise LLMQError where a newer llmq has written to the queue what this one cannot read."""
@@ -76,6 +87,24 @@ class Queue:
                 f"queue {self.name!r} holds data of format {int(found)}, and this llmq reads up to {FORMAT}; "
                 "update it: pip install -U llmq-streams"
             )
+
+    async def agree_on_key(self) -> None:
+        """Before something is put in: say with which key the queue is encrypted, or find out. Asked once.
+
+        The first who has a key says so, with the key's id; so does who has that key and a newer one (rotation). Who
+        lacks it puts nothing in that others could read only by accident, or not at all. Raises KeyMissing.
+        """
+        if self._agreed:
+            return
+        keyring, redis = self.cipher.keyring, cast(Any, self.redis)
+        if keyring.first is not None:
+            await redis.hsetnx(self.keys.config, KEY_ID, keyring.first)
+        found = await redis.hget(self.keys.config, KEY_ID)
+        if found is not None and (known := found.decode(errors="replace")) != keyring.first:
+            if not keyring.holds(known):
+                raise keyring.missing(known, self.name)
+            await redis.hset(self.keys.config, KEY_ID, keyring.first)
+        self._agreed = True
 
     async def now_ms(self) -> int:
         """Return the time that the queue goes by: Redis', or a simulation's."""
@@ -108,6 +137,7 @@ class Queue:
         A reply that is late or lost is answered by sending the same id once more: the script takes an id only once,
         so that this cannot make two jobs (F-084).
         """
+        await self.agree_on_key()
         job_id = job_id or new_job_id(check_tenant(tenant), key)
         call = self.submission(job, cls=cls, tenant=tenant, ttl=ttl, job_id=job_id, reply_to=reply_to)
         try:
@@ -133,7 +163,7 @@ class Queue:
             lane=lane_of_tenant(cls, tenant),
             cls=cls,
             tenant=tenant,
-            data=data,
+            data=self.cipher.encrypt(data, request_of(job_owner(job_id))),
             cost=job.cost(),
             ttl_ms=None if ttl is None else _ttl_ms(ttl),
             client=reply_to,
@@ -153,13 +183,13 @@ class Queue:
                 "or it ended and its result is not kept any more; if it is in another queue: --queue NAME"
             )
         if fields.get(b"state"):
-            return record_of(job_id, fields)
+            return record_of(job_id, fields, cipher=self.cipher)
         where = await self._look_for(fields[b"lane"].decode(), fields[b"entry"].decode())
-        record = record_of(job_id, fields, where)
+        record = record_of(job_id, fields, where, cipher=self.cipher)
         if record.state.ended:
             # Its entry is gone, so it has ended between the two looks; if not, it is lost indeed.
             fields = await cast(Any, self.redis).hgetall(self.keys.job(job_id))
-            record = record_of(job_id, fields, where) if fields.get(b"entry") else record
+            record = record_of(job_id, fields, where, cipher=self.cipher) if fields.get(b"entry") else record
         return record
 
     async def cancel_job(self, job_id: str) -> CancelResult:

@@ -8,13 +8,14 @@ module touches neither Redis nor files.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
-from llmq.scheduler.errors import EncodingError
-from llmq.scheduler.lease import NO_USAGE, Usage
+from llmq.scheduler.cipher import Cipher, answer_of, error_of, line_owner, request_of
+from llmq.scheduler.errors import EncodingError, TamperedError
+from llmq.scheduler.lease import NO_USAGE, ErrorCode, Usage
 
 #: The state of a line that an engine answered, with whatever status.
 COMPLETED = "completed"
@@ -45,6 +46,25 @@ class ResultRecord:
     error_message: str = ""
     usage: Usage = NO_USAGE
     data: bytes = b""
+
+    def decrypted(self, batch_id: str, cipher: Cipher) -> ResultRecord:
+        """Return the record with what was stored encrypted as it was. Raises KeyMissing.
+
+        An answer that was changed since becomes an error line, since every line has an end; a job that was changed
+        stays as it is, and is refused by whoever would run it again.
+        """
+        owner = line_owner(batch_id, self.line)
+        message = cipher.decrypt_text(self.error_message, error_of(owner))
+        data = self.data
+        try:
+            data = cipher.decrypt(data, request_of(owner))
+        except TamperedError:
+            pass
+        try:
+            return replace(self, body=cipher.decrypt(self.body, answer_of(owner)), error_message=message, data=data)
+        except TamperedError as fault:
+            ended = replace(self, state="failed", status_code=None, body=b"", data=data)
+            return replace(ended, error_code=ErrorCode.UNREADABLE.value, error_message=str(fault))
 
     @property
     def ok(self) -> bool:

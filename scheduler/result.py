@@ -54,7 +54,12 @@ class LineResult:
 
 
 def result_of(record: JobRecord) -> Result:
-    """Return the answer of a job that has ended. Raises the JobEnded that says why there is none."""
+    """Return the answer of a job that has ended. Raises the JobEnded that says why there is none.
+
+    Raises KeyMissing and TamperedError for an answer that was stored encrypted and cannot be read.
+    """
+    if record.unreadable is not None:
+        raise record.unreadable
     if record.state is not JobState.COMPLETED or record.status_code is None:
         raise ended_error(record)
     body = read_body(record.body)

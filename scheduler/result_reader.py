@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from llmq.scheduler.batch_record import COLLECTOR, BatchStatus
+from llmq.scheduler.cipher import Cipher
 from llmq.scheduler.errors import NotFoundError, UsageError
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.records import ResultRecord
@@ -39,11 +40,14 @@ class Page:
 class ResultReader:
     """Reads the results of one batch that come after `cursor`."""
 
-    def __init__(self, redis: Redis, keys: QueueKeys, batch_id: str, cursor: str = BEGINNING) -> None:
+    def __init__(
+        self, redis: Redis, keys: QueueKeys, batch_id: str, cursor: str = BEGINNING, *, cipher: Cipher
+    ) -> None:
         self.batch_id = batch_id
         self.cursor = cursor
         self._redis = redis
         self._keys = keys
+        self._cipher = cipher
         self._count = MOST_RESULTS
         self._ended = False
         self._trimmed = 0
@@ -52,7 +56,8 @@ class ResultReader:
         """Return the next page; an empty one when none has come in `wait_s` seconds (at most what a client may block).
 
         May be repeated after an error of Redis. Raises NotFoundError when Redis does not know the batch (any more),
-        UsageError when results that come next were collected elsewhere and trimmed.
+        UsageError when results that come next were collected elsewhere and trimmed, KeyMissing when they are encrypted
+        with a key that is not here.
         """
         page = await self._read()
         if page.results or page.over:
@@ -80,7 +85,10 @@ class ResultReader:
         if int(trimmed or 0) != self._trimmed:
             await self._check_for_gap()
             self._trimmed = int(trimmed)
-        results = [(text(entry), ResultRecord.from_fields(fields)) for entry, fields in entries]
+        results = [
+            (text(entry), ResultRecord.from_fields(fields).decrypted(self.batch_id, self._cipher))
+            for entry, fields in entries
+        ]
         if results:
             self.cursor = results[-1][0]
             self._count = _next_count(self._count, results)

@@ -18,12 +18,13 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import platformdirs
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
 from llmq.scheduler.errors import SettingsError, UsageError
+from llmq.scheduler.keyring import Keyring, parse_keys
 from llmq.scheduler.redis_url import parse_redis_url, redact
 from llmq.scheduler.units import parse_duration, parse_size
 
@@ -83,6 +84,11 @@ def _no_bool(value: object) -> object:
     return value
 
 
+def _check_keys(value: SecretStr) -> SecretStr:
+    parse_keys(value.get_secret_value())
+    return value
+
+
 Seconds = Annotated[float, BeforeValidator(_no_bool), _read(parse_duration)]
 Bytes = Annotated[int, BeforeValidator(_no_bool), _read(parse_size), Field(ge=1)]
 
@@ -112,15 +118,32 @@ class Settings(BaseModel):
 
     engine_api_key: SecretStr | None = None
 
+    encryption_key: Annotated[SecretStr, AfterValidator(_check_keys)] | None = None
+    """Keys for what holds prompts or answers in Redis, commas between them: the first encrypts, all decrypt."""
+
+    encryption_key_file: Annotated[Path, AfterValidator(Path.expanduser)] | None = None
+    """A file with such keys, one a line; they come after those of `encryption_key`."""
+
     concurrency: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=100_000)] | None = None
     """How many requests a worker has in flight; None: the engine's slots, where it tells them."""
 
     grace: Seconds = 30.0
     """How long a worker that ends waits for its running jobs before it hands them back."""
 
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """From which level on events are shown by the commands that serve."""
+
+    log_format: Literal["text", "json"] = "text"
+    """How: `key=value`, or one JSON object a line."""
+
     max_line_bytes: Bytes = 1024**2
     max_body_bytes: Bytes = 16 * 1024**2
     max_answer_bytes: Bytes = 8 * 1024**2
+
+    def keyring(self) -> Keyring:
+        """Return the keys that encrypt what is stored; raises SettingsError where they cannot be had."""
+        given = self.encryption_key.get_secret_value() if self.encryption_key is not None else None
+        return Keyring.load(given, self.encryption_key_file)
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
@@ -134,6 +157,7 @@ _LIMITS = {
     "int_parsing": "expected a whole number",
     "int_from_float": "expected a whole number",
     "int_type": "expected a whole number",
+    "literal_error": "expected {expected}",
 }
 
 

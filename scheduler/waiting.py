@@ -18,7 +18,8 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from llmq.scheduler.errors import EncodingError, LLMQError
+from llmq.scheduler.cipher import deltas_of
+from llmq.scheduler.errors import EncodingError, KeyMissing, LLMQError
 from llmq.scheduler.inbox import decode_deltas
 from llmq.scheduler.job_record import JobRecord
 from llmq.scheduler.lookout import AWAY, OVERDUE_GRACE_S, Lookout
@@ -47,6 +48,7 @@ class Listener:
         self.queue = queue
         self._reader = reader
         self._inbox = queue.keys.inbox(client_id)
+        self._deltas_of = deltas_of(client_id)
         self._watches: weakref.WeakValueDictionary[str, Watch] = weakref.WeakValueDictionary()
         self._lookout = Lookout(queue, self._watches)
         self._tasks: list[asyncio.Task[None]] = []
@@ -138,10 +140,10 @@ class Listener:
             self._hear_end(fields.get(b"j", b"").decode(errors="replace"))
             return
         try:
-            deltas = decode_deltas(fields.get(b"d", b""))
-        except EncodingError:
-            return  # of a newer llmq; the end brings the whole answer
-        for delta in deltas:
+            arrived = decode_deltas(self.queue.cipher.decrypt(fields.get(b"d", b""), self._deltas_of))
+        except (EncodingError, KeyMissing):
+            return  # of a newer llmq, or with another key; the end brings the whole answer, or says what is wrong
+        for delta in arrived:
             if (watch := self._watches.get(delta.job_id)) is not None:
                 watch.order.add(delta)
                 watch.news.set()

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from llmq.scheduler.logs import Event, note
+
 #: Even a short lease wants this much contact, twice the longest time between two heartbeats: by then every worker has
 #: heard of a lease that was made shorter, and renews in time for it.
 LEAST_CONTACT_S = 5.0
@@ -24,20 +26,27 @@ class Contact:
         self._lock = threading.Lock()
         self._since: float | None = None
         self._last = 0.0
+        self._away = False
         self._run_id = ""
 
     def seen(self) -> None:
         """Redis answered."""
         with self._lock:
             now = self._clock()
+            back, away_s, self._away = self._away, now - self._last, False
             if self._since is None or self._broken(now):
                 self._since = now
             self._last = now
+        if back:
+            note(Event.REDIS_BACK, away_s=away_s)
 
     def lost(self) -> None:
         """Redis did not answer, or did not answer in time."""
         with self._lock:
+            was_there, self._away = not self._away, True
             self._since = None
+        if was_there:
+            note(Event.REDIS_LOST)
 
     def server(self, run_id: str) -> None:
         """The server named itself: another `run_id` is another server, or the same one started again."""

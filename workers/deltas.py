@@ -15,8 +15,10 @@ from typing import Any
 from redis.asyncio import Redis
 
 from llmq.scheduler import scripts
+from llmq.scheduler.cipher import PLAIN, Cipher, deltas_of
 from llmq.scheduler.inbox import Delta, encode_deltas
 from llmq.scheduler.job import TrafficClass
+from llmq.scheduler.keyring import key_id_of
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Fence, Lease
 from llmq.workers.reach import OUT_OF_REACH
@@ -47,13 +49,22 @@ class _Outgoing:
 class DeltaSender:
     """Sends deltas of running jobs; calls `on_lost` with the fence of an attempt that may not answer any more."""
 
-    def __init__(self, redis: Redis, keys: QueueKeys, consumer: str, on_lost: Callable[[Fence], None]) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        keys: QueueKeys,
+        consumer: str,
+        on_lost: Callable[[Fence], None],
+        cipher: Cipher = PLAIN,
+    ) -> None:
         self._redis = redis
         self._keys = keys
         self._consumer = consumer
         self._on_lost = on_lost
+        self._cipher = cipher
         self._outgoing: dict[Fence, _Outgoing] = {}
-        self._gathered: dict[str, list[Delta]] = defaultdict(list)
+        # By client, and by the key that its requests are encrypted with.
+        self._gathered: dict[tuple[str, str], list[Delta]] = defaultdict(list)
         self._flush: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
 
@@ -68,7 +79,7 @@ class DeltaSender:
         delta = Delta(lease.key, lease.fence.delivery, out.made, text, chunk)
         out.made += 1
         if out.begun:
-            self._gather(lease.reply_to, delta)
+            self._gather(lease, delta)
             return
         out.held.append(delta)
         if (text or out.made > 1) and out.first is None:  # the first chunk names the role only
@@ -109,7 +120,8 @@ class DeltaSender:
         lease = out.lease
         inbox = self._keys.inbox(lease.reply_to)
         sent, out.held = out.held, []
-        call = scripts.first_delta(self._keys, self._consumer, lease, inbox=inbox, data=encode_deltas(sent))
+        data = self._encode(_addressee(lease), sent)
+        call = scripts.first_delta(self._keys, self._consumer, lease, inbox=inbox, data=data)
         # Nothing of the answer may reach the client before Redis knows that it has begun, so this is not given up:
         # it ends with the attempt. A lost reply sends the same deltas again; the client knows them by their place.
         while True:
@@ -122,11 +134,11 @@ class DeltaSender:
                 await asyncio.sleep(RETRY_S)
         out.begun = True
         for delta in out.held:
-            self._gather(lease.reply_to, delta)
+            self._gather(lease, delta)
         out.held = []
 
-    def _gather(self, client: str, delta: Delta) -> None:
-        self._gathered[client].append(delta)
+    def _gather(self, lease: Lease, delta: Delta) -> None:
+        self._gathered[_addressee(lease)].append(delta)
         if self._flush is None:
             self._flush = asyncio.create_task(self._send_gathered())
 
@@ -139,9 +151,9 @@ class DeltaSender:
         self._hurry.clear()
         gathered, self._gathered = self._gathered, defaultdict(list)
         pipe: Any = self._redis.pipeline(transaction=True)  # no inbox without its TTL
-        for client, deltas in gathered.items():
-            inbox = self._keys.inbox(client)
-            fields = {"t": "d", "d": encode_deltas(deltas)}
+        for addressee, deltas in gathered.items():
+            inbox = self._keys.inbox(addressee[0])
+            fields = {"t": "d", "d": self._encode(addressee, deltas)}
             pipe.xadd(inbox, fields, maxlen=INBOX_LENGTH, approximate=True)
             pipe.expire(inbox, INBOX_TTL_S)
         try:
@@ -152,3 +164,12 @@ class DeltaSender:
             self._flush = None
         if self._gathered:
             self._flush = asyncio.create_task(self._send_gathered())
+
+    def _encode(self, addressee: tuple[str, str], deltas: list[Delta]) -> bytes:
+        client, key_id = addressee
+        return self._cipher.encrypt(encode_deltas(deltas), deltas_of(client), key_id)
+
+
+def _addressee(lease: Lease) -> tuple[str, str]:
+    """Return who waits for a job, and the id of the key that they encrypted it with ("": none)."""
+    return lease.reply_to, key_id_of(lease.data) or ""

@@ -24,6 +24,7 @@ from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Ended, ErrorCode, Fence, HandedBack, Lease, Outcome, Reason
 from llmq.workers.allowance import Allowance
 from llmq.workers.contact import Contact
+from llmq.workers.journal import note_outcome
 from llmq.workers.keeper import LeaseKeeper
 from llmq.workers.reach import OUT_OF_REACH
 
@@ -130,6 +131,7 @@ class Desk:
 
     def settle(self, lease: Lease, outcome: Outcome) -> None:
         """Leave the outcome of a lease; it is written with the next trip."""
+        note_outcome(lease, outcome)
         self._held.pop(lease.fence, None)
         self._wake_takers(len(self._leases))  # what could not run beside it may start now
         self._outbox.append((lease, outcome))

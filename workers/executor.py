@@ -10,13 +10,15 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol, assert_never
 
-from llmq.scheduler.errors import EncodingError
+from llmq.scheduler.cipher import PLAIN, Cipher, answer_of, beginning_of, error_of, owner_of, request_of
+from llmq.scheduler.errors import EncodingError, KeyMissing, LLMQError
 from llmq.scheduler.job import Job, TrafficClass
 from llmq.scheduler.kept import Kept
+from llmq.scheduler.keyring import key_id_of
 from llmq.scheduler.lease import (
     Abandoned,
     Answered,
@@ -30,6 +32,7 @@ from llmq.scheduler.lease import (
     Retry,
 )
 from llmq.scheduler.live import LiveSettings
+from llmq.scheduler.logs import Event, note
 from llmq.workers.continuing import continuable, continued, is_plain, joined, kept_of, model_of
 from llmq.workers.deltas import DeltaSender
 from llmq.workers.engines.asking import behind_chat
@@ -54,6 +57,10 @@ LONGEST_MESSAGE = 2000
 #: When batch goes on after a second refusal, others come first for so long: were it always the refused line, which
 #: stands before all that have not started, one that is refused for itself would let no other run.
 OTHERS_FIRST_S = 1.5
+
+#: A job that is encrypted with a key that is not here waits for a worker that has it: rarely looked at here again.
+FIRST_KEY_WAIT_S = 15.0
+LONGEST_KEY_WAIT_S = 600.0
 
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 60.0
@@ -113,6 +120,7 @@ class Executor:
         engine_info: Callable[[], EngineInfo],
         counter: TokenCounter,
         on_begun: Callable[[Lease], None] = lambda lease: None,
+        cipher: Cipher = PLAIN,
     ) -> None:
         self._engine = engine
         self._gate = gate
@@ -121,6 +129,7 @@ class Executor:
         self._engine_info = engine_info
         self._counter = counter
         self._on_begun = on_begun
+        self._cipher = cipher
         self.running: dict[Fence, Running] = {}
 
     async def run(self, lease: Lease) -> Outcome:
@@ -129,14 +138,33 @@ class Executor:
         assert task is not None
         running = self.running[lease.fence] = Running(lease, task)
         try:
-            job = Job.decode(lease.data)
+            job = Job.decode(self._cipher.decrypt(lease.data, request_of(owner_of(lease))))
+        except KeyMissing:
+            # Another worker may have the key; to end it here would lose what somebody can still run.
+            return HandedBack(Reason.KEY_MISSING, min(LONGEST_KEY_WAIT_S, FIRST_KEY_WAIT_S * lease.fence.delivery))
         except EncodingError as error:
             return Ended(ErrorCode.MALFORMED, _sayable(f"the stored job cannot be read: {error}"), dead=True)
         else:
             batch = lease.cls is TrafficClass.BATCH
-            return await self._ask(running, behind_chat(job, self._engine_info()) if batch else job)
+            outcome = await self._ask(running, behind_chat(job, self._engine_info()) if batch else job)
+            return self._encrypted(lease, outcome)
         finally:
             del self.running[lease.fence]
+
+    def _encrypted(self, lease: Lease, outcome: Outcome) -> Outcome:
+        """Return an outcome as it is stored: with the key of its request, which who asked can read, or as it is."""
+        key_id, owner = key_id_of(lease.data), owner_of(lease)
+        if key_id is None:
+            return outcome
+        match outcome:
+            case Answered(body=body):
+                return replace(outcome, body=self._cipher.encrypt(body, answer_of(owner), key_id))
+            case Ended(message=message):
+                return replace(outcome, message=self._cipher.encrypt_text(message, error_of(owner), key_id))
+            case HandedBack(kept=kept) if kept:
+                return replace(outcome, kept=self._cipher.encrypt(kept, beginning_of(owner), key_id))
+            case _:
+                return outcome
 
     def stop(self, fence: Fence, why: Stop) -> bool:
         """Abort a running request; its `run` returns what becomes of the job. False where it is not running."""
@@ -201,7 +229,7 @@ class Executor:
 
     async def _run_on(self, running: Running, job: Job, on_delta: OnDelta) -> EngineAnswer | None:
         """Go on with an answer that was cut off; None where it has to begin anew."""
-        kept = Kept.decode(running.lease.kept)
+        kept = self._kept(running.lease)
         rest = continued(job, kept, self._engine_info()) if kept is not None else None
         if kept is None or rest is None:
             return None
@@ -212,6 +240,12 @@ class Executor:
         # What the engine refuses may be what was put behind the request, not the request.
         running.kept, running.text = None, []
         return None
+
+    def _kept(self, lease: Lease) -> Kept | None:
+        try:
+            return Kept.decode(self._cipher.decrypt(lease.kept, beginning_of(owner_of(lease))))
+        except LLMQError:
+            return None  # a key that is gone, or bytes that somebody changed: it begins anew
 
     async def _answered(self, lease: Lease, answer: EngineAnswer) -> Outcome:
         self._gate.answered(_job_of(lease))
@@ -245,8 +279,10 @@ class Executor:
 
     def _overloaded(self, running: Running, error: EngineOverloaded) -> Outcome:
         batch = sum(1 for other in self.running.values() if other.lease.cls is TrafficClass.BATCH)
-        lease = running.lease
-        pause = self._gate.overloaded(time.monotonic(), batch, error.retry_after, _job_of(lease))
+        lease, now = running.lease, time.monotonic()
+        if not self._gate.paused(now):  # refusals that come together are one overload
+            note(Event.OVERLOADED, running_batch=batch, retry_after_s=error.retry_after)
+        pause = self._gate.overloaded(now, batch, error.retry_after, _job_of(lease))
         if _begun(running):
             return Ended(ErrorCode.INTERRUPTED, _sayable(f"the engine refused to go on: {error}"))
         if lease.cls is TrafficClass.BATCH and lease.fence.delivery > 1:

@@ -42,6 +42,8 @@ class Gate:
         self._cap: int | None = None
         self._grown_at = 0.0
         self._gone = False
+        #: The queue is encrypted with a key that is not here: nothing is claimed until it is another one again.
+        self.locked = False
         self._answers = 0
         self._refused: dict[Hashable, _Refused] = {}
 
@@ -49,6 +51,10 @@ class Gate:
     def gone(self) -> bool:
         """Whether the engine is away: nothing is claimed until `back`."""
         return self._gone
+
+    def paused(self, now: float) -> bool:
+        """Whether batch waits because the engine refused."""
+        return now < self._closed_until
 
     def answered(self, job: Hashable) -> None:
         """Note that the engine answered a job."""

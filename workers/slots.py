@@ -13,9 +13,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import assert_never
 
 from llmq.scheduler.job import TrafficClass
-from llmq.scheduler.lease import Abandoned, Answered, Fence, HandedBack, Lease, Outcome, Reason
+from llmq.scheduler.lease import Abandoned, Answered, Ended, Fence, HandedBack, Lease, Outcome, Reason, Retry
 from llmq.scheduler.live import LiveSettings
 from llmq.workers.allowance import Allowance, Candidate, Snapshot, allow, default_reserve, victims
 from llmq.workers.desk import VERDICTS, Desk
@@ -99,7 +100,7 @@ class Slots:
                 reserve=self.reserve,
                 preempt=self._settings().preempt,
                 batch_cap=self.batch_cap,
-                taking=not self._gate.gone and not self.desk.closed,
+                taking=not (self._gate.gone or self._gate.locked or self.desk.closed),
             )
         )
 
@@ -198,8 +199,12 @@ class Slots:
             case Answered(status_code=status):
                 self.report.ended += 1
                 self.report.failed += status >= 400
-            case _:
+            case Ended():
                 self.report.failed += 1
+            case Retry() | Abandoned():
+                pass  # it has not ended, or not here
+            case _:
+                assert_never(outcome)
 
 
 def count_interactive(leases: Iterable[Lease]) -> int:

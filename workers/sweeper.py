@@ -19,6 +19,7 @@ from redis.exceptions import ResponseError
 from llmq.scheduler import scripts
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Lease, Outcome, batch_of
+from llmq.scheduler.logs import Event, note
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.server_check import run_id_of
 from llmq.workers.contact import Contact
@@ -101,6 +102,7 @@ class Sweeper:
         if not lead.leads:
             return False
         self._led_at = (lead.now_ms, time.monotonic())
+        note(Event.SWEEPER_LED, lanes=len(lead.lanes), missing_workers=len(missing))
         await self._fleet_watch.look(lead.now_ms)
         self._contact.server(await run_id_of(self._redis, self._keys.config))
         few = len(lead.lanes) <= FEW_LANES
@@ -149,6 +151,8 @@ class Sweeper:
                 ),
             )
             self.reclaimed += swept.reclaimed
+            if swept.reclaimed:
+                note(Event.RECLAIMED, lane=lane, jobs=swept.reclaimed)
             if swept.deleted:
                 await scripts.run(self._redis, scripts.lose(self._keys, lane=lane, entries=swept.deleted))
             for doomed in swept.doomed:

@@ -12,15 +12,20 @@ import os
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmq.scheduler.cipher import Cipher
 from llmq.scheduler.connection import connect, connect_sync, redis_errors
 from llmq.scheduler.errors import EngineUnavailable, LLMQError
+from llmq.scheduler.keyring import NO_KEYS, Keyring
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Fence, Lease, Outcome
 from llmq.scheduler.live import LiveSettings
+from llmq.scheduler.logs import Event, note
+from llmq.scheduler.queue import KEY_ID
 from llmq.scheduler.scripts import Beat
 from llmq.workers.bells import LISTEN_S, Bells
 from llmq.workers.card import Card
@@ -31,6 +36,7 @@ from llmq.workers.engines.base import Engine, EngineInfo
 from llmq.workers.executor import Executor
 from llmq.workers.gate import Gate
 from llmq.workers.governing import Governing
+from llmq.workers.journal import note_changes, note_lease
 from llmq.workers.keeper import TIMEOUT_S, LeaseKeeper
 from llmq.workers.measuring import Measuring
 from llmq.workers.reach import OUT_OF_REACH
@@ -62,6 +68,7 @@ class WorkerOptions:
     reserve: int | None = None
     grace: float = 30.0
     until_empty: bool = False
+    keyring: Keyring = NO_KEYS
     announce: Callable[[str], None] = field(default=lambda line: print(line, file=sys.stderr, flush=True))
 
 
@@ -91,6 +98,7 @@ class Worker:
         self._shutdown = shutdown
         self._keys = QueueKeys(options.queue)
         self._settings = LiveSettings.from_hash({})
+        self._config: dict[bytes, bytes] | None = None
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         concurrency = options.concurrency or info.slots or DEFAULT_CONCURRENCY
         self._gate = Gate(concurrency)
@@ -99,7 +107,8 @@ class Worker:
         self._redis = connect(url, client_name=self.id)
         self._ear = connect(url, blocking_s=2 * LISTEN_S, client_name=self.id)
         self._keeper_redis = connect_sync(url, timeout_s=TIMEOUT_S, client_name=self.id)
-        self._deltas = DeltaSender(self._redis, self._keys, self.id, self.lease_lost)
+        cipher = Cipher(options.keyring, options.queue)
+        self._deltas = DeltaSender(self._redis, self._keys, self.id, self.lease_lost, cipher)
         self._governing = Governing(lambda: self._settings, lambda: self._slots.load(), self._govern)
         self._executor = Executor(
             engine,
@@ -109,6 +118,7 @@ class Worker:
             lambda: self._card.engine,
             self._governing,
             self._measuring.begun,
+            cipher,
         )
         self._slots = Slots(
             concurrency,
@@ -197,6 +207,8 @@ class Worker:
             for end in ends[:-1]:
                 end.cancel()
             await self._drain(slots)
+            report = self._slots.report
+            note(Event.DRAINED, ended=report.ended, failed=report.failed, handed_back=report.handed_back)
         if self._failure.done():
             self._failure.result()
         return self._slots.report
@@ -218,11 +230,13 @@ class Worker:
 
     def lease_lost(self, fence: Fence) -> None:
         """Abort a request whose lease belongs to another delivery."""
+        note_lease(Event.LEASE_LOST, fence)
         self._keeper.drop(fence)
         self._slots.lose(fence)
 
     def lease_overdue(self, fence: Fence) -> None:
         """Abort a request whose lease could not be renewed for too long."""
+        note_lease(Event.LEASE_OVERDUE, fence)
         self._slots.give_up(fence)
 
     def job_cancelled(self, fence: Fence) -> None:
@@ -238,10 +252,30 @@ class Worker:
                     f"{FORMAT}: update llmq on this host"
                 )
             )
+        self._check_key(beat.config.get(KEY_ID.encode(), b"").decode(errors="replace"))
+        if self._config is not None:
+            note_changes(self._config, beat.config)
+        self._config = beat.config
         self._settings = LiveSettings.from_hash(beat.config)
         self._keeper.lease_s = self._settings.lease_s
         self._contact.lease_is(self._settings.lease_s)
         self._measuring.clock(beat.now_ms)
+
+    def _check_key(self, key_id: str) -> None:
+        """Refuse to start without the key that the queue is encrypted with; claim nothing while it is another one."""
+        keyring = self._options.keyring
+        missing = bool(key_id) and not keyring.holds(key_id)
+        if missing and self._card.state == "starting":
+            self._fail(keyring.missing(key_id, self._options.queue))
+        elif missing != self._gate.locked:
+            self._gate.locked = missing
+            if missing:
+                note(Event.KEY_MISSING, queue=self._options.queue, key_id=key_id)
+                self._change_state("ready", "key_missing")
+            else:
+                note(Event.KEY_BACK, queue=self._options.queue, key_id=key_id or None)
+                self._change_state("key_missing", "ready")
+                self._desk.look()
 
     def keeper_died(self, error: BaseException) -> None:
         """End the process: without the keeper no lease is safe."""
@@ -272,18 +306,22 @@ class Worker:
 
     async def _watch_engine(self) -> None:
         """While the engine is gone, probe it until it is healthy."""
-        pause = PROBE_S
+        pause, down_at = PROBE_S, 0.0
         while True:
             await asyncio.sleep(pause)
             if not self._gate.gone:
                 continue
+            if not down_at:
+                down_at = time.monotonic()
+                note(Event.ENGINE_DOWN, url=self._card.engine.url, running=len(self._slots.running()))
             self._change_state("ready", "engine_down")
             try:
                 self._card.engine = await self._engine.probe()
             except EngineUnavailable:
                 pause = min(LONGEST_PROBE_S, pause * 1.5)
             else:
-                pause = PROBE_S
+                note(Event.ENGINE_BACK, url=self._card.engine.url, down_s=time.monotonic() - down_at)
+                pause, down_at = PROBE_S, 0.0
                 self._gate.back()
                 self._change_state("engine_down", "ready")
                 self._desk.look()
@@ -307,6 +345,7 @@ class Worker:
 
     async def _drain(self, slots: list[asyncio.Task[None]]) -> None:
         """End in three phases: quiet, deadline, hand back."""
+        note(Event.DRAINING, queue=self._options.queue, running=len(self._slots.running()))
         self._card.state = "draining"
         self._keeper.beat_soon()
         self._desk.close()

@@ -22,10 +22,25 @@ CONTEXT = 4096
 WORDS = ("the", "sea", "of", "and", "a", "to", "in", "is", "ship", "wave")
 SPECIAL = ("<unk>", "<s>", "</s>")
 
-#: GGUF's numbers for the kinds of tokens.
-NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
+#: One token, so that a test can make the model begin a call (`logit_bias`): by chance it never would.
+TOOL_CALL = "<tool_call>\n"
 
-CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
+#: GGUF's numbers for the kinds of tokens.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+
+#: In the form of Hermes where tools are given: llama.cpp learns from it how calls are written.
+CHAT_TEMPLATE = """\
+{%- if tools %}system: tools
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}{% endif %}
+{%- for m in messages %}{{ m['role'] }}: {{ m['content'] }}
+{%- for call in (m['tool_calls'] if m['tool_calls'] is defined and m['tool_calls'] else []) %}
+<tool_call>
+{"name": "{{ call['function']['name'] }}", "arguments": {{ call['function']['arguments'] | tojson }}}
+</tool_call>
+{%- endfor %}
+{% endfor %}
+{%- if add_generation_prompt %}assistant:{% endif %}"""
 
 #: Small enough for logits that are close together, so that answers vary.
 SPREAD = 0.08
@@ -45,9 +60,9 @@ def write_tiny_model(path: Path) -> None:
 
 
 def _write_vocabulary(writer: Any) -> int:
-    tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *(f"\u2581{word}" for word in WORDS)]
-    kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(WORDS)]
-    first_word = len(tokens) - len(WORDS)
+    tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *(f"\u2581{word}" for word in WORDS), TOOL_CALL]
+    kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(WORDS), USER_DEFINED]
+    first_word = len(tokens) - len(WORDS) - 1
     scores = [0.0 if number < first_word else -float(number) for number in range(len(tokens))]
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)

@@ -1,6 +1,7 @@
-"""What every engine must do, asked of each in the same words: simulated, over HTTP, and started by llmq itself.
+"""What every engine must do, asked of each in the same words: simulated, over HTTP, started by llmq, and recorded.
 
-A new engine gets a line in `ENGINES`; what it may refuse is in `docs/engines.md`.
+A new engine gets a line in `ENGINES` and a column in `docs/engines.md`. What engines may do differently stands in the
+cells of that table (`questions.py`), and each of them is what the engine did here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import Any
 import pytest
 
 from llmq.scheduler.errors import EngineUnavailable
-from llmq.scheduler.job import Job
 from llmq.workers.engines import llamacpp_server
 from llmq.workers.engines.base import Engine, EngineGone
 from llmq.workers.engines.http import HttpEngine
@@ -28,7 +28,10 @@ from llmq.workers.engines.local import launch_of_local
 from llmq.workers.engines.managed import ManagedEngine
 from llmq.workers.engines.sim import SimEngine
 from tests.engine import llama_server, tiny_model
-from tests.engine.fake import body_of, chat
+from tests.engine.fake import body_of, chat, sample
+from tests.engine.questions import QUESTIONS, WORDS
+from tests.engine.recorded import RecordedEngine
+from tests.engine.support import NOT_RECORDED, supported
 from tests.redis.serving import until
 
 #: Of each engine here; small, so that a prompt that is too long for it is short.
@@ -40,17 +43,25 @@ POISON = "poison"
 ENDLESS = {"max_tokens": 1900, "ignore_eos": True}
 
 
-#: A real engine of random weights says these words, where it would else say half of a character; a simulation does not.
-WORDS = {"max_tokens": 40, "grammar": 'root ::= "red green blue"'}
-
-
 @dataclass
 class Subject:
-    """An engine that runs; `die` ends it as a crash would, `back` returns when it can be used again."""
+    """An engine that runs; `die` ends it as a crash would, `back` returns when it can be used again.
+
+    `running` tells how many requests it works on. `slots` and `models` are what a probe finds.
+    """
 
     engine: Engine
     die: Callable[[], Awaitable[object]]
     back: Callable[[], Awaitable[object]]
+    running: Callable[[], Awaitable[int | None]]
+    kind: str
+    slots: int | None = SLOTS
+    models: int = 1
+
+
+async def load_of(engine: Engine) -> int | None:
+    """Return how many requests an engine says that it runs."""
+    return (await engine.load()).running
 
 
 @contextlib.asynccontextmanager
@@ -63,7 +74,7 @@ async def simulated(tmp_path: Path) -> AsyncIterator[Subject]:
         with contextlib.suppress(EngineGone):
             await engine.run(chat(messages=[{"role": "user", "content": POISON}]))
 
-    yield Subject(engine, die, lambda: _healthy(engine))
+    yield Subject(engine, die, lambda: _healthy(engine), lambda: load_of(engine), "sim")
     await engine.close()
 
 
@@ -80,7 +91,7 @@ async def over_http(tmp_path: Path) -> AsyncIterator[Subject]:
         async def back() -> None:
             stack.enter_context(llama_server(slots=SLOTS, context=CONTEXT, port=int(server.url.rpartition(":")[2])))
 
-        yield Subject(engine, die, back)
+        yield Subject(engine, die, back, lambda: load_of(engine), "llama.cpp")
         await engine.close()
 
 
@@ -97,13 +108,69 @@ async def local(tmp_path: Path, *, query: str = "") -> AsyncIterator[Subject]:
 
     try:
         await engine.start()
-        yield Subject(engine, die, lambda: _healthy(engine))
+        yield Subject(engine, die, lambda: _healthy(engine), lambda: load_of(engine), "llama.cpp")
     finally:
         await engine.close()
 
 
+def recorded(name: str, models: int) -> Opened:
+    """Return an engine that was recorded, played over HTTP; how many slots it has was not to be seen."""
+
+    @contextlib.asynccontextmanager
+    async def opened(tmp_path: Path) -> AsyncIterator[Subject]:
+        async with RecordedEngine(name).serving() as played:
+            engine = HttpEngine(played.url)
+
+            async def die() -> None:
+                played.die()
+
+            async def running() -> int:
+                return len(played.running)
+
+            yield Subject(engine, die, played.start, running, name, None, models)
+            await engine.close()
+
+    return opened
+
+
 Opened = Callable[[Path], AbstractAsyncContextManager[Subject]]
-ENGINES: dict[str, Opened] = {"sim": simulated, "http": over_http, "local": local}
+ENGINES: dict[str, Opened] = {
+    "sim": simulated,
+    "llama.cpp": over_http,
+    "local:": local,
+    "vLLM": recorded("vllm", models=1),
+    "transformers": recorded("transformers", models=0),
+}
+
+#: Each cell of the table in the documents.
+CELLS = [
+    pytest.param(engine, question, cell, id=f"{engine}: {question}")
+    for question, cells in supported().items()
+    for engine, cell in cells.items()
+    if cell != NOT_RECORDED
+]
+
+
+@pytest.mark.parametrize(("name", "question", "cell"), CELLS)
+async def test_an_engine_does_what_the_documents_say_of_it(tmp_path: Path, name: str, question: str, cell: str) -> None:
+    """What it supports, what it passes over, and with which status it refuses; never anything unsaid."""
+    async with ENGINES[name](tmp_path) as opened:
+        assert cell == await QUESTIONS[question](opened.engine)
+
+
+def test_the_documents_say_something_of_every_question_and_every_engine() -> None:
+    """No row without a question, no question without a row; only recorded engines have gaps."""
+    table = supported()
+    assert list(QUESTIONS) == list(table)
+    assert {tuple(ENGINES)} == {tuple(cells) for cells in table.values()}
+    gaps = {engine for cells in table.values() for engine, cell in cells.items() if cell == NOT_RECORDED}
+    assert gaps <= {"vLLM", "transformers"}
+
+
+async def test_vllm_was_recorded_to_queue_what_is_more_than_its_slots() -> None:
+    """A measurement in words: 12 requests on 4 sequences, all of them answered with 200."""
+    (line,) = [line for line in sample("vllm-disconnect-and-overload") if line.startswith("C [")]
+    assert 12 == line.count(", 200, ")
 
 
 @pytest.fixture(params=ENGINES)
@@ -122,22 +189,21 @@ def engine(subject: Subject) -> Engine:
 class TestEveryEngine:
     """The contract of `Engine` (`base.py`)."""
 
-    async def test_a_probe_tells_models_and_slots(self, engine: Engine) -> None:
+    async def test_a_probe_tells_models_and_slots(self, subject: Subject) -> None:
         """What the worker's card says, and how many requests it sends at once."""
-        info = await engine.probe()
-        assert SLOTS == info.slots
-        assert info.kind
+        info = await subject.engine.probe()
+        assert (subject.kind, subject.slots, subject.models) == (info.kind, info.slots, len(info.models))
         assert info.url
-        assert 1 == len(info.models)
 
     async def test_a_stream_says_what_the_whole_answer_says(self, engine: Engine) -> None:
         """Piece by piece, in order, and then all of it with its finish reason."""
         texts: list[str] = []
-        answer = await engine.run(chat(max_tokens=64, ignore_eos=True), lambda text, _: texts.append(text))
+        answer = await engine.run(chat(max_tokens=12, ignore_eos=True), lambda text, _: texts.append(text))
         choice = body_of(answer)["choices"][0]
         assert (200, "length") == (answer.status_code, choice["finish_reason"])
         assert choice["message"]["content"] == "".join(texts)
-        assert len([text for text in texts if text]) > 1
+        assert choice["message"]["content"]
+        assert len(texts) > 1
 
     async def test_nobody_need_listen(self, engine: Engine) -> None:
         """The answer is as whole without a listener, and whatever the job says of streams."""
@@ -147,43 +213,28 @@ class TestEveryEngine:
             assert body_of(answer)["choices"][0]["message"]["content"]
 
     async def test_usage_is_counted(self, engine: Engine) -> None:
-        """The tokens of prompt and answer, in the body and for the bucket; exactly those that were asked for."""
-        answer = await engine.run(chat(max_tokens=17, ignore_eos=True))
+        """The tokens of prompt and answer, for the bucket, as they stand in the body."""
+        answer = await engine.run(chat(max_tokens=12, ignore_eos=True))
         usage = body_of(answer)["usage"]
-        assert 17 == answer.usage.completion_tokens == usage["completion_tokens"]
+        assert 12 == answer.usage.completion_tokens == usage["completion_tokens"]
         assert 0 < answer.usage.prompt_tokens == usage["prompt_tokens"]
 
-    async def test_several_choices_are_kept_apart(self, engine: Engine) -> None:
-        """n=2: two answers, each whole, with its index."""
-        answer = await engine.run(chat(n=2, **WORDS), lambda text, chunk: None)
-        choices = body_of(answer)["choices"]
-        assert [0, 1] == [choice["index"] for choice in choices]
-        assert {choice["finish_reason"] for choice in choices} <= {"stop", "length"}
-        assert all(choice["message"]["content"] for choice in choices)
-
-    async def test_embeddings_come_or_are_refused_clearly(self, engine: Engine) -> None:
-        """A vector for each input; or a status that says whose fault it is, with the engine's own words."""
-        answer = await engine.run(Job("/v1/embeddings", {"input": ["the sea", "a ship"]}))
-        if answer.status_code == 200:
-            assert two_vectors(body_of(answer))
-        else:
-            assert answer.status_code in (400, 404, 501)
-            assert body_of(answer)["error"]["message"]
-
-    async def test_a_bad_request_keeps_its_status_and_its_body(self, engine: Engine) -> None:
-        """F-116: an answer, not an error: nobody tries it again. The engine is well and answers the next one."""
-        refused = await engine.run(chat(messages=[{"role": "user", "content": "the sea " * 4 * CONTEXT}]))
-        assert 400 == refused.status_code
-        assert "token" in body_of(refused)["error"]["message"]
+    async def test_what_was_refused_harms_nothing(self, engine: Engine) -> None:
+        """F-116: the engine is well after whatever it makes of a prompt that is too long, and answers the next one."""
+        await QUESTIONS["prompt too long"](engine)
         assert 200 == (await engine.run(chat(max_tokens=1))).status_code
 
-    async def test_cancelling_frees_the_slot(self, engine: Engine) -> None:
-        """G14: within a second, in the engine itself."""
-        runs = [await begun(engine) for _ in range(SLOTS)]
-        assert SLOTS == (await engine.load()).running
+    async def test_cancelling_frees_the_slot(self, subject: Subject) -> None:
+        """G14: within a second, in the engine itself; one that was recorded sees at least that nobody listens."""
+        runs = [await begun(subject.engine) for _ in range(SLOTS)]
+        assert SLOTS == await subject.running()
         for run in runs:
             run.cancel()
-        await until(lambda: _idle(engine), within=1.0)
+
+        async def idle() -> bool:
+            return await subject.running() == 0
+
+        await until(idle, within=1.0)
         assert {asyncio.CancelledError} == {
             type(ended) for ended in await asyncio.gather(*runs, return_exceptions=True)
         }
@@ -206,21 +257,14 @@ class TestEveryEngine:
             await engine.probe()
         assert (True, False) == (cut.value.in_flight, refused.value.in_flight)
         await subject.back()
-        assert SLOTS == (await engine.probe()).slots
+        assert subject.slots == (await engine.probe()).slots
         assert 200 == (await engine.run(chat(max_tokens=1))).status_code
 
 
 async def test_a_local_model_gives_embeddings_when_it_is_asked_to(tmp_path: Path) -> None:
     """`local:model.gguf?embeddings=1`."""
     async with local(tmp_path, query="&embeddings=1") as subject:
-        answer = await subject.engine.run(Job("/v1/embeddings", {"input": ["the sea", "a ship"]}))
-    assert 200 == answer.status_code
-    assert two_vectors(body_of(answer))
-
-
-def two_vectors(body: Any) -> bool:
-    """Tell whether a body holds an embedding for each of two inputs."""
-    return [0, 1] == [item["index"] for item in body["data"]] and all(item["embedding"] for item in body["data"])
+        assert "yes" == await QUESTIONS["`/v1/embeddings`"](subject.engine)
 
 
 async def begun(engine: Engine) -> asyncio.Task[Any]:
@@ -230,10 +274,6 @@ async def begun(engine: Engine) -> asyncio.Task[Any]:
     async with asyncio.timeout(20):
         await first.wait()
     return run
-
-
-async def _idle(engine: Engine) -> bool:
-    return (await engine.load()).running == 0
 
 
 async def _healthy(engine: Engine) -> None:

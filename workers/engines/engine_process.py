@@ -40,7 +40,8 @@ class EngineProcess:
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
-            env={**os.environ, **launch.environment},
+            # Nothing of llmq's own: an engine has no use for the password of Redis or the key of the jobs.
+            env={**others_environment(), **launch.environment},
             pass_fds=list(held),
             # Ctrl-C on the terminal is for llmq, which drains before it ends the engine.
             start_new_session=True,
@@ -79,6 +80,11 @@ class EngineProcess:
             lines = said.decode(errors="replace").splitlines()[1:]
             return "\n".join(f"  {line}" for line in lines[-LAST_LINES:])
         return ""
+
+
+def others_environment() -> dict[str, str]:
+    """Return this process' environment without the settings of llmq, some of which are secrets."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("LLMQ_")}
 
 
 def describe_exit(code: int) -> str:
