@@ -2,7 +2,7 @@
 
 Reading is a stream: `Decompressed` turns one into plain bytes, through all members of a gzip file and all frames of a
 zstd file, and says so where the data is damaged or cut short. Its memory does not depend on the data: zlib is told how
-much to give, and zstd is fed in pieces so small that no piece can grow beyond 32 MiB (32,768 times its size).
+much to give, and zstd is fed in pieces so small that no piece can grow beyond 16 MiB (32,768 times its size).
 
 Writing makes whole members: `compress` returns a block as one gzip member or zstd frame, and blocks behind each other
 are one valid file. So a file of results ends at such a boundary at any time, and can be cut back to one. Nothing here
@@ -41,7 +41,7 @@ _SKIPPABLE_MAGIC = b"\x2a\x4d\x18"
 
 #: Bytes given to a decoder at once. One piece of a zstd frame may become 32,768 times as much.
 _GZIP_PIECE = 1 << 16
-_ZSTD_PIECE = 1 << 10
+_ZSTD_PIECE = 1 << 9
 
 #: The most that zlib gives at once.
 _MOST_DECODED = 1 << 20

@@ -151,8 +151,7 @@ class ResultFile:
         for number in self.name.sizes():
             if number > len(self._state.sizes):
                 self.name.part(number).unlink()
-        for aside in self.name.asides():
-            aside.unlink()
+        self._discard_asides()
         state, name = self._state, self.name
         self._series = PartSeries(
             name.part, name.codec, name.limit, finished=state.finished, length=state.length, lines=state.lines
@@ -168,8 +167,7 @@ class ResultFile:
             series.finish()
         except BaseException:
             series.close()
-            for aside in name.asides():
-                aside.unlink()
+            self._discard_asides()
             raise
         series.close()
         sizes = (*series.finished, series.length)
@@ -192,6 +190,10 @@ class ResultFile:
             raise UsageError(f"{self.path}: was changed while it was put in order; start it again: --force")
         *finished, length = placing
         self._settle(replace(self._state, finished=tuple(finished), length=length, placing=(), complete=True))
+
+    def _discard_asides(self) -> None:
+        for aside in self.name.asides():
+            aside.unlink()
 
     def _settle(self, state: Sidecar) -> None:
         write_sidecar(self.path, state)
