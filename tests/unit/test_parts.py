@@ -305,6 +305,21 @@ class TestCrashes:
                     break
             assert step > 30
 
+    @pytest.mark.parametrize("form", PARTED)
+    def test_parts_that_were_begun_and_are_not_certain_do_not_stay(self, tmp_path: Path, form: str) -> None:
+        """Also where the next run makes fewer of them."""
+        path = tmp_path / form
+        with opened(path, limit=PartLimit(None, 1)) as output:
+            write(output, RESULTS[:2])
+            for line in RESULTS[2:10]:
+                output.append(line)
+        assert len(files_of(path)) > 3
+        with opened(path, limit=PartLimit(None, 100)) as output:
+            write(output, RESULTS, int(output.cursor))
+            output.finish("30")
+        assert RESULTS == lines_of(path)
+        assert 2 == len(files_of(path)), "the second one goes on"
+
     @pytest.mark.parametrize("form", PARTED[1:])
     def test_a_writer_that_is_killed_leaves_parts_that_are_continued(self, tmp_path: Path, form: str) -> None:
         """A real process and SIGKILL, in the middle of writing without end."""
