@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,21 +32,19 @@ from llmq.cli.options import (
     SkipBad,
 )
 from llmq.cli.prompts import checked_prompts
-from llmq.cli.render import command, count_of, notice, print_json
+from llmq.cli.render import count_of, notice, print_json
 from llmq.cli.results import check_output, collect, output_facts, say_ended
+from llmq.cli.run_request import Run, discard, find_earlier, id_of_batch, refuse_other
 from llmq.cli.running import run_async
 from llmq.cli.sample import Sampling, check_count, take
 from llmq.cli.session import Session, load, open_session, redis_option
 from llmq.cli.workoff import WorkOff
-from llmq.scheduler.batch_record import BatchRecord, new_batch_id
+from llmq.scheduler.batch_record import new_batch_id
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.collecting import Collected
 from llmq.scheduler.compression import without_suffix
-from llmq.scheduler.errors import UsageError
 from llmq.scheduler.lines import Checked, InputFile, read_lines
-from llmq.scheduler.output import Output, PartLimit, count_ok_failed, is_complete, open_output
-from llmq.scheduler.redis_url import redact
-from llmq.scheduler.settings import Loaded
+from llmq.scheduler.output import Output, count_ok_failed, is_complete
 from llmq.workers.engines.base import Engine
 from llmq.workers.shutdown import Shutdown
 from llmq.workers.worker import DEFAULT_CONCURRENCY
@@ -57,61 +54,6 @@ if TYPE_CHECKING:
 
 #: Hex digits of the file's digest that name queue and batch: 64 bits.
 _DIGITS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What was asked for."""
-
-    file: str
-    loaded: Loaded
-    out: Path | None
-    part_size: str | None
-    model: str
-    ordered: bool
-    force: bool
-    skip_bad: bool
-    sample: int | None
-    json: bool
-    start: EngineStart
-
-    @property
-    def engine(self) -> str:
-        """The engine as it was named, "" where it is looked for; how many slots a local model has is no other one."""
-        named = self.loaded.settings.engine or ""
-        return named.partition("?")[0] if named.startswith("local:") else named.rstrip("/").removesuffix("/v1")
-
-    def source(self, file: InputFile) -> str:
-        """Return what an output is made of: the file, the model in the place of its own, and how much of it."""
-        model = f" model={self.model}" if self.model else ""
-        return file.digest + model + (f" sample={self.sample}" if self.sample else "")
-
-    def open_output(self, batch_id: str, file: InputFile) -> Output:
-        """Open where the results of a batch go."""
-        return open_output(
-            self.out,
-            batch_id,
-            source=self.source(file),
-            ordered=self.ordered,
-            force=self.force,
-            input_file=file,
-            parts=PartLimit.parse(self.part_size),
-        )
-
-    def again(self) -> str:
-        """Return the command that goes on from where this one stops."""
-        settings, words = self.loaded.settings, ["llmq", "run", self.file]
-        words += ["-o", str(self.out)] if self.out else []
-        words += ["--part-size", self.part_size] if self.part_size else []
-        for name in ("engine", "concurrency", "max_line_bytes"):
-            if self.loaded.source(name) == "argument":
-                words += [f"--{name.replace('_', '-')}", str(getattr(settings, name))]
-        words += ["--serve", self.start.serve] if self.start.serve else []
-        words += ["--serve-log", self.start.log] if self.start.log else []
-        words += ["--gpu", self.start.gpu] if self.start.gpu != "0" else []
-        words += ["--model", self.model] if self.model else []
-        words += [*(["--ordered"] if self.ordered else []), *(["--skip-bad"] if self.skip_bad else [])]
-        return command(*words, *redis_option(self.loaded))
 
 
 def run(
@@ -204,10 +146,10 @@ async def _run(asked: Run, file: InputFile, checked: Checked, shutdown: Shutdown
     queue = f"run-{file.digest[:_DIGITS]}"
     async with open_session(asked.loaded.settings, queue=queue, warnings=True) as session:
         batches = Batches(session.queue)
-        earlier = await _earlier(batches, file.digest)
-        batch_id = _batch_id(queue, earlier, anew=asked.force)
+        earlier = await find_earlier(batches, file.digest)
+        batch_id = id_of_batch(queue, earlier, anew=asked.force)
         if earlier is not None and not asked.force:
-            _refuse_other(asked, earlier)
+            refuse_other(asked, earlier)
         async with AsyncExitStack() as opened:
             found: FoundEngine | None = None
             if earlier is None or not earlier.ended or asked.force:
@@ -217,7 +159,7 @@ async def _run(asked: Run, file: InputFile, checked: Checked, shutdown: Shutdown
             opened.enter_context(out)
             if found is not None:
                 if earlier is not None and asked.force:
-                    await _discard(batches, earlier)
+                    await discard(batches, earlier)
                 collected = await _work_off(asked, session, batch_id, file, checked, out, found.engine, shutdown)
             else:
                 assert earlier is not None
@@ -287,39 +229,3 @@ async def _work_off(
         return await WorkOff(session, record, engine, shutdown).run(lines, checked.lines, out)
     except Interrupted:
         raise Interrupted(f"interrupted; what is done is kept. Go on: {asked.again()}") from None
-
-
-async def _earlier(batches: Batches, digest: str) -> BatchRecord | None:
-    """Return the newest batch of this file."""
-    return next((record for record in await batches.ls() if record.digest == digest), None)
-
-
-def _batch_id(queue: str, earlier: BatchRecord | None, *, anew: bool) -> str:
-    """Return the batch's id: the same for the same file, and the next one (`-2`, `-3`, ...) to start over."""
-    if earlier is None:
-        return queue
-    if not anew:
-        return earlier.id
-    count = earlier.id.removeprefix(queue).removeprefix("-")
-    return f"{queue}-{int(count or 1) + 1}"
-
-
-async def _discard(batches: Batches, record: BatchRecord) -> None:
-    """Take an earlier run out of the way: no line of it may start any more."""
-    if not record.ended:
-        record = await batches.cancel(record.id)
-    if record.ended:
-        await batches.delete(record.id)
-
-
-def _refuse_other(asked: Run, earlier: BatchRecord) -> None:
-    """Refuse to pass off what another model or engine answered as the answers that are asked for now."""
-    before = earlier.extra or {}
-    model, engine = before.get("model", ""), before.get("engine", "")
-    if model != asked.model:
-        was = f"with --model {model}" if model else "without --model"
-        raise UsageError(f"an earlier run of this file was {was}; give the same, or start over: --force")
-    if engine and asked.engine and engine != asked.engine:
-        if earlier.ended:
-            raise UsageError(f"this file was run on {redact(engine)} before; run it on another engine: --force")
-        notice(f"note: lines that are done were answered by {redact(engine)}; going on with {redact(asked.engine)}")
