@@ -42,6 +42,11 @@ class CollectingBeside:
             with meter("running", total=record.total, begin=record.done) as self._shown:
                 show(self._shown, record)
                 return await collect
+        except asyncio.CancelledError:
+            await _stop(feed, collect)
+            if not feed.cancelled() and isinstance(error := feed.exception(), Interrupted):
+                raise error from None  # it knows the command that goes on with the file
+            raise
         finally:
             await _stop(feed, collect)
 
@@ -56,10 +61,9 @@ class CollectingBeside:
 
 
 async def _stop(feed: asyncio.Task[None], collect: asyncio.Task[Collected]) -> None:
-    """End both; raise Interrupted where feeding was interrupted: it knows the command that goes on."""
     for task in (feed, collect):
         task.cancel()
     await asyncio.wait([feed, collect])
-    for task in (collect, feed):
-        if not task.cancelled() and isinstance(error := task.exception(), Interrupted):
-            raise error
+    for task in (feed, collect):
+        if not task.cancelled():
+            task.exception()  # the one that matters was raised already

@@ -72,6 +72,7 @@ class Run:
         words += ["--serve-log", self.start.log] if self.start.log else []
         words += ["--gpu", self.start.gpu] if self.start.gpu != "0" else []
         words += ["--model", self.model] if self.model else []
+        words += ["--sample", str(self.sample)] if self.sample else []
         words += [*(["--ordered"] if self.ordered else []), *(["--skip-bad"] if self.skip_bad else [])]
         return command(*words, *redis_option(self.loaded))
 

@@ -17,9 +17,8 @@ _MOST_REASON = 120
 class Tally:
     """Counts lines of output, and hands them on to `out` where there is one."""
 
-    cursor = ""
-
     def __init__(self, out: Output | None = None) -> None:
+        self.cursor = ""
         self.lines: list[SampledLine] = []
         self.complete = False
         self._out = out
@@ -38,6 +37,7 @@ class Tally:
 
     def sync(self, cursor: str) -> int:
         """Sync what the lines were handed to."""
+        self.cursor = cursor
         return 0 if self._out is None else self._out.sync(cursor)
 
     def finish(self, cursor: str) -> None:

@@ -241,7 +241,7 @@ class _Barren:
         if self.bytes > _MOST_BARREN and self._file.codec is not Codec.PLAIN:
             raise InputFileError(
                 f"{self._file.name}: unpacks to more than {_MOST_BARREN:,} bytes without a line that could be used; "
-                "expected one JSON object a line"
+                f"expected one JSON object a line, of at most {self._file.max_line_bytes:,} bytes (--max-line-bytes N)"
             )
 
 

@@ -6,14 +6,16 @@ import gzip
 import io
 import json
 import random
+import shlex
 from pathlib import Path
 
 import pytest
 import zstandard
 
+from llmq import Client
 from llmq.scheduler.parts import OutputName
 from tests.system.cli_process import QUICK, TOO_LONG, ids, llmq, started, until, write_prompts
-from tests.system.test_cli_run import queue_of
+from tests.system.test_cli_run import queue_of, small_disk
 
 #: What these tests leave queued is not the point: the next test begins on an empty server.
 pytestmark = pytest.mark.leaves("llmq:*")
@@ -170,6 +172,40 @@ class TestSubmitBatch:
         assert 0 == done.code, done.err
         assert {"total": 400, "completed": 400, "failed": 0} == done.json["request_counts"]
         assert sorted(ids(400)) == sorted(keys_in(out))
+
+    def test_a_disk_that_fills_up_while_the_file_is_queued_is_the_error_that_is_told(
+        self, url: str, tmp_path: Path
+    ) -> None:
+        """Queueing more is of no use then; what was written stays."""
+        assert 0 == llmq("set", "cap_batch", "40", url=url).code
+        prompts, out = write_prompts(tmp_path / "p.jsonl", 1000, max_tokens=400), tmp_path / "out.jsonl"
+        with started("worker", "--engine", QUICK, url=url) as worker:
+            worker.until("ready ")
+            with started("submit-batch", prompts, "-o", out, url=url, preexec_fn=small_disk) as submit:
+                done = submit.end()
+        assert 1 == done.code
+        assert "cannot be written (File too large)" in done.error
+
+    def test_interrupted_while_the_file_is_queued_it_prints_the_command_that_goes_on(
+        self, url: str, tmp_path: Path
+    ) -> None:
+        """With the output and the size of its parts."""
+        assert 0 == llmq("set", "cap_batch", "20", url=url).code
+        prompts, out = write_prompts(tmp_path / "p.jsonl", 50), tmp_path / "o-{part}.jsonl.gz"
+        with started("submit-batch", prompts, "-o", out, "--part-size", "9lines", url=url) as submit:
+            submit.until("queueing as ")
+            until(lambda: 20 == llmq("batch", "ls", "--json", url=url).json["batches"][0]["lines"], "20 lines queued")
+            submit.interrupt()
+            done = submit.end()
+        assert 130 == done.code
+        words = shlex.split(done.err.splitlines()[-1].partition("llmq ")[2])
+        assert {"submit-batch", "--resume", str(out), "9lines"} <= set(words)
+
+    def test_python_submits_a_packed_file(self, url: str, tmp_path: Path) -> None:
+        """As the command line does."""
+        with Client(url) as client:
+            batch = client.submit_batch(packed(write_prompts(tmp_path / "p.jsonl", 30), ".zst"))
+            assert 30 == batch.status().lines
 
     def test_results_are_delivered_in_packed_parts_later_too(self, url: str, tmp_path: Path) -> None:
         """`batch results -o`, all lines, and those that failed, of which there are none."""
