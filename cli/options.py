@@ -78,7 +78,22 @@ Model = Annotated[str | None, typer.Option("--model", "-m", metavar="M", help="P
 
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", metavar="OUT", help="Write the results to this file; continued if it was cut off."),
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="OUT",
+        help="Write the results to this file (.gz, .zst: packed; {part}: in parts); continued if it was cut off.",
+    ),
+]
+
+PartSize = Annotated[
+    str | None,
+    typer.Option("--part-size", metavar="SIZE|Nlines", help="What fills a part of 'out-{part}.jsonl' (256MiB)."),
+]
+
+Sample = Annotated[
+    int | None,
+    typer.Option("--sample", metavar="N", help="Answer N lines only, and estimate LLM tokens and time of all."),
 ]
 
 Ordered = Annotated[bool, typer.Option("--ordered", help="Put the results in the order of the input at the end.")]

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 
 from llmq.cli.progress import meter
 from llmq.cli.render import notice
+from llmq.scheduler.compression import Codec
 from llmq.scheduler.errors import InputFileError, UsageError
 from llmq.scheduler.lines import Checked, InputFile, check, open_input
 
-#: Files below this are checked before anybody would see a bar (about a second).
+#: Files below this are checked before anybody would see a bar (about a second); packed ones hold some times as much.
 _SHOWN_FROM_BYTES = 50_000_000
+_SHOWN_FROM_PACKED_BYTES = 4_000_000
 
 
 @contextmanager
@@ -36,7 +38,7 @@ def checked_prompts(
 
 
 def _check(file: InputFile, model: str | None, skip_bad: bool) -> Checked:
-    if file.size < _SHOWN_FROM_BYTES:
+    if file.size < (_SHOWN_FROM_BYTES if file.codec is Codec.PLAIN else _SHOWN_FROM_PACKED_BYTES):
         return check(file, model=model, skip_bad=skip_bad)
     with meter("checking", total=file.size, unit="bytes") as shown:
         checked = check(file, model=model, skip_bad=skip_bad, on_progress=shown.update)

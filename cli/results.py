@@ -18,8 +18,10 @@ from llmq.cli.render import command, count_of, notice
 from llmq.scheduler.batch_record import BatchRecord
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.collecting import Collected, Which, collect_to_file
+from llmq.scheduler.errors import UsageError
 from llmq.scheduler.outage import REDIS_ERRORS
 from llmq.scheduler.output import Output
+from llmq.scheduler.parts import OutputName, PartLimit
 
 #: Between two looks at a batch that is only waited for.
 _LOOK_S = 1.0
@@ -118,13 +120,34 @@ def show(shown: Meter, record: BatchRecord) -> None:
     shown.update(record.done, total=record.total, note="; ".join(note for note in notes if note))
 
 
+def check_output(out: Path | None, part_size: str | None, *, ordered: bool) -> None:
+    """Raise UsageError for an output that cannot be meant, before anything is read or begun."""
+    if out is None or str(out) == "-":
+        if ordered:
+            raise UsageError("--ordered needs a file to put in order: -o FILE")
+        if part_size is not None:
+            raise UsageError("--part-size needs files to put the parts in: -o 'out-{part}.jsonl'")
+    else:
+        OutputName.parse(out, PartLimit.parse(part_size))
+
+
+def output_facts(out: Path | None) -> dict[str, Any]:
+    """Return what `--json` says of an output: its name, and the parts that a pattern stands for."""
+    if out is None:
+        return {"output": None}
+    name = OutputName.parse(out)
+    parts = {"parts": [str(out.with_name(name.part(number).name)) for number in name.sizes()]}
+    return {"output": str(out)} | (parts if name.limit is not None else {})
+
+
 def say_ended(collected: Collected, out: Path | None, where: Sequence[str], *, simulated: bool = False) -> None:
     """Print the last lines of a batch: how many are good, LLM tokens, time, and what to do next.
 
     `where` are the options that lead the next command to the batch.
     """
     tokens = f"{collected.prompt_tokens:,} prompt and {collected.completion_tokens:,} completion tokens"
-    place = f"; results in {out}" if out else ""
+    parts = len(output_facts(out).get("parts", ()))
+    place = (f"; results in {out}" + (f" ({count_of(parts, 'part')})" if parts else "")) if out else ""
     engine = " (simulated)" if simulated else ""
     notice(
         f"{collected.status}{engine}: {count_of(collected.ok, 'line')} ok, {collected.failed:,} failed; {tokens}; "

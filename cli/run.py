@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,72 +24,36 @@ from llmq.cli.options import (
     Model,
     Ordered,
     Out,
+    PartSize,
     RedisUrl,
+    Sample,
     Serve,
     ServeLog,
     SkipBad,
 )
 from llmq.cli.prompts import checked_prompts
-from llmq.cli.render import command, count_of, notice, print_json
-from llmq.cli.results import collect, say_ended
+from llmq.cli.render import count_of, notice, print_json
+from llmq.cli.results import check_output, collect, output_facts, say_ended
+from llmq.cli.run_request import Run, discard, find_earlier, id_of_batch, refuse_other
 from llmq.cli.running import run_async
+from llmq.cli.sample import Sampling, check_count, take
 from llmq.cli.session import Session, load, open_session, redis_option
 from llmq.cli.workoff import WorkOff
-from llmq.scheduler.batch_record import BatchRecord
+from llmq.scheduler.batch_record import new_batch_id
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.collecting import Collected
-from llmq.scheduler.errors import UsageError
-from llmq.scheduler.lines import Checked, InputFile
-from llmq.scheduler.output import Output, count_ok_failed, is_complete, open_output
-from llmq.scheduler.redis_url import redact
-from llmq.scheduler.settings import Loaded
+from llmq.scheduler.compression import without_suffix
+from llmq.scheduler.lines import Checked, InputFile, read_lines
+from llmq.scheduler.output import Output, count_ok_failed, is_complete
 from llmq.workers.engines.base import Engine
 from llmq.workers.shutdown import Shutdown
+from llmq.workers.worker import DEFAULT_CONCURRENCY
 
 if TYPE_CHECKING:
     from llmq.workers.engines.discovery import FoundEngine
 
 #: Hex digits of the file's digest that name queue and batch: 64 bits.
 _DIGITS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What was asked for."""
-
-    file: str
-    loaded: Loaded
-    out: Path | None
-    model: str
-    ordered: bool
-    force: bool
-    skip_bad: bool
-    json: bool
-    start: EngineStart
-
-    @property
-    def engine(self) -> str:
-        """The engine as it was named, "" where it is looked for; how many slots a local model has is no other one."""
-        named = self.loaded.settings.engine or ""
-        return named.partition("?")[0] if named.startswith("local:") else named.rstrip("/").removesuffix("/v1")
-
-    def source(self, file: InputFile) -> str:
-        """Return what an output is made of: the file, and the model in the place of its own."""
-        return f"{file.digest} model={self.model}" if self.model else file.digest
-
-    def again(self) -> str:
-        """Return the command that goes on from where this one stops."""
-        settings, words = self.loaded.settings, ["llmq", "run", self.file]
-        words += ["-o", str(self.out)] if self.out else []
-        for name in ("engine", "concurrency", "max_line_bytes"):
-            if self.loaded.source(name) == "argument":
-                words += [f"--{name.replace('_', '-')}", str(getattr(settings, name))]
-        words += ["--serve", self.start.serve] if self.start.serve else []
-        words += ["--serve-log", self.start.log] if self.start.log else []
-        words += ["--gpu", self.start.gpu] if self.start.gpu != "0" else []
-        words += ["--model", self.model] if self.model else []
-        words += [*(["--ordered"] if self.ordered else []), *(["--skip-bad"] if self.skip_bad else [])]
-        return command(*words, *redis_option(self.loaded))
 
 
 def run(
@@ -102,9 +65,11 @@ def run(
     serve_log: ServeLog = None,
     concurrency: Concurrency = None,
     model: Model = None,
+    part_size: PartSize = None,
     ordered: Ordered = False,
     force: Annotated[bool, typer.Option("--force", help="Start over, and overwrite OUT.")] = False,
     skip_bad: SkipBad = False,
+    sample: Sample = None,
     max_line_bytes: MaxLineBytes = None,
     redis: RedisUrl = None,
     json: Json = False,
@@ -121,18 +86,35 @@ def run(
       llmq run prompts.jsonl --engine http://127.0.0.1:8000 | jq .
       llmq run prompts.jsonl --engine local:model.gguf      llama.cpp
       llmq run prompts.jsonl -o out.jsonl --engine sim      a simulated GPU
+      llmq run big.jsonl.zst -o 'out-{part}.jsonl.gz'       packed, in parts
+      llmq run big.jsonl.zst --sample 200                   tokens and time of all
     """
     loaded = load(engine=engine, concurrency=concurrency, redis_url=redis, max_line_bytes=max_line_bytes)
     start = EngineStart(gpu, serve, serve_log)
-    asked = Run(file, loaded, out or _default_output(file, json), model or "", ordered, force, skip_bad, json, start)
-    if ordered and asked.out is None:
-        raise UsageError("--ordered needs a file to put in order: -o FILE")
+    check_count(sample)
+    asked = Run(
+        file=file,
+        loaded=loaded,
+        out=out or (None if sample else _default_output(file, json)),
+        part_size=part_size,
+        model=model or "",
+        ordered=ordered,
+        force=force,
+        skip_bad=skip_bad,
+        sample=sample,
+        json=json,
+        start=start,
+    )
+    check_output(asked.out, part_size, ordered=ordered)
     shutdown = Shutdown()
     limit = loaded.settings.max_line_bytes
     with checked_prompts(file, max_line_bytes=limit, model=model, skip_bad=skip_bad) as (opened, checked):
-        failed = _report_complete(asked, opened)
-        if failed is None:
-            failed = run_async(lambda: _run(asked, opened, checked, shutdown), shutdown)
+        if sample:
+            failed: int | None = run_async(lambda: _sample(asked, opened, checked, shutdown), shutdown)
+        else:
+            failed = _report_complete(asked, opened)
+            if failed is None:
+                failed = run_async(lambda: _run(asked, opened, checked, shutdown), shutdown)
     if failed:
         raise typer.Exit(SOME_FAILED)
 
@@ -141,7 +123,7 @@ def _default_output(file: str, json: bool) -> Path | None:
     """Return where results go without -o; None is stdout."""
     if not json and not sys.stdout.isatty():
         return None
-    return Path(f"{'stdin' if file == '-' else Path(file).stem}.results.jsonl")
+    return Path(f"{'stdin' if file == '-' else Path(without_suffix(file)).stem}.results.jsonl")
 
 
 def _report_complete(asked: Run, file: InputFile) -> int | None:
@@ -155,7 +137,7 @@ def _report_complete(asked: Run, file: InputFile) -> int | None:
     )
     if asked.json:
         request_counts = {"total": counts.ok + counts.failed, "completed": counts.ok, "failed": counts.failed}
-        print_json({"status": "completed", "request_counts": request_counts, "output": str(asked.out)})
+        print_json({"status": "completed", "request_counts": request_counts} | output_facts(asked.out))
     return counts.failed
 
 
@@ -164,21 +146,20 @@ async def _run(asked: Run, file: InputFile, checked: Checked, shutdown: Shutdown
     queue = f"run-{file.digest[:_DIGITS]}"
     async with open_session(asked.loaded.settings, queue=queue, warnings=True) as session:
         batches = Batches(session.queue)
-        earlier = await _earlier(batches, file.digest)
-        batch_id = _batch_id(queue, earlier, anew=asked.force)
+        earlier = await find_earlier(batches, file.digest)
+        batch_id = id_of_batch(queue, earlier, anew=asked.force)
         if earlier is not None and not asked.force:
-            _refuse_other(asked, earlier)
+            refuse_other(asked, earlier)
         async with AsyncExitStack() as opened:
             found: FoundEngine | None = None
             if earlier is None or not earlier.ended or asked.force:
                 # Before anything is overwritten or begun: a run without an engine must not cost an earlier one.
                 found = await _open_engine(asked, opened, shutdown)
-            source, ordered, force = asked.source(file), asked.ordered, asked.force
-            out = open_output(asked.out, batch_id, source=source, ordered=ordered, force=force, input_file=file)
+            out = asked.open_output(batch_id, file)
             opened.enter_context(out)
             if found is not None:
                 if earlier is not None and asked.force:
-                    await _discard(batches, earlier)
+                    await discard(batches, earlier)
                 collected = await _work_off(asked, session, batch_id, file, checked, out, found.engine, shutdown)
             else:
                 assert earlier is not None
@@ -188,8 +169,35 @@ async def _run(asked: Run, file: InputFile, checked: Checked, shutdown: Shutdown
         say_ended(collected, asked.out, ("--queue", queue, *redis_option(asked.loaded)), simulated=simulated)
         if asked.json:
             facts = (await batches.show(batch_id)).to_json()
-            print_json(facts | {"queue": queue, "output": str(asked.out), "simulated": simulated})
+            print_json(facts | output_facts(asked.out) | {"queue": queue, "simulated": simulated})
     return collected.failed
+
+
+async def _sample(asked: Run, file: InputFile, checked: Checked, shutdown: Shutdown) -> int:
+    """Run some lines in a queue of their own, and print what all of them would take; return how many failed."""
+    sampling = Sampling(file, checked, asked.sample or 0, asked.out, asked.json)
+    async with (
+        open_session(asked.loaded.settings, queue=f"sample-{file.digest[:_DIGITS]}", warnings=True) as session,
+        AsyncExitStack() as opened,
+    ):
+        found = await _open_engine(asked, opened, shutdown)
+        batches, batch_id = Batches(session.queue), new_batch_id()
+        out = None if asked.out is None else opened.enter_context(asked.open_output(batch_id, file))
+        record = await batches.open(name=Path(file.name).name, digest=file.digest, batch_id=batch_id)
+        work = WorkOff(session, record, found.engine, shutdown)
+        slots = session.settings.concurrency or found.info.slots or DEFAULT_CONCURRENCY
+        try:
+            return await take(
+                sampling,
+                batches,
+                record,
+                out,
+                lambda tally: work.run(sampling.lines(), sampling.size, tally),
+                slots=slots,
+                simulated=found.info.simulated,
+            )
+        except Interrupted:
+            raise Interrupted("interrupted; the sample is gone, and nothing else was queued") from None
 
 
 async def _open_engine(asked: Run, opened: AsyncExitStack, shutdown: Shutdown) -> FoundEngine:
@@ -217,42 +225,7 @@ async def _work_off(
         record = await batches.open(name=Path(file.name).name, digest=file.digest, batch_id=batch_id, extra=extra)
         if record.done:
             notice(f"going on: {record.done:,} of {count_of(checked.lines, 'line')} were done before")
-        return await WorkOff(session, record, engine, shutdown).run(file, checked, out)
+        lines = read_lines(file, checked, after=record.next_line - 1)
+        return await WorkOff(session, record, engine, shutdown).run(lines, checked.lines, out)
     except Interrupted:
         raise Interrupted(f"interrupted; what is done is kept. Go on: {asked.again()}") from None
-
-
-async def _earlier(batches: Batches, digest: str) -> BatchRecord | None:
-    """Return the newest batch of this file."""
-    return next((record for record in await batches.ls() if record.digest == digest), None)
-
-
-def _batch_id(queue: str, earlier: BatchRecord | None, *, anew: bool) -> str:
-    """Return the batch's id: the same for the same file, and the next one (`-2`, `-3`, ...) to start over."""
-    if earlier is None:
-        return queue
-    if not anew:
-        return earlier.id
-    count = earlier.id.removeprefix(queue).removeprefix("-")
-    return f"{queue}-{int(count or 1) + 1}"
-
-
-async def _discard(batches: Batches, record: BatchRecord) -> None:
-    """Take an earlier run out of the way: no line of it may start any more."""
-    if not record.ended:
-        record = await batches.cancel(record.id)
-    if record.ended:
-        await batches.delete(record.id)
-
-
-def _refuse_other(asked: Run, earlier: BatchRecord) -> None:
-    """Refuse to pass off what another model or engine answered as the answers that are asked for now."""
-    before = earlier.extra or {}
-    model, engine = before.get("model", ""), before.get("engine", "")
-    if model != asked.model:
-        was = f"with --model {model}" if model else "without --model"
-        raise UsageError(f"an earlier run of this file was {was}; give the same, or start over: --force")
-    if engine and asked.engine and engine != asked.engine:
-        if earlier.ended:
-            raise UsageError(f"this file was run on {redact(engine)} before; run it on another engine: --force")
-        notice(f"note: lines that are done were answered by {redact(engine)}; going on with {redact(asked.engine)}")

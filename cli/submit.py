@@ -3,64 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Coroutine
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from llmq.cli.collecting_beside import CollectingBeside
 from llmq.cli.errors import SOME_FAILED, Interrupted
-from llmq.cli.options import Json, MaxLineBytes, Model, Ordered, Out, Queue, RedisUrl, SkipBad, Tenant
+from llmq.cli.options import Json, MaxLineBytes, Model, Ordered, Out, PartSize, Queue, RedisUrl, Sample, SkipBad, Tenant
 from llmq.cli.prompts import checked_prompts
 from llmq.cli.queueing import feed, say_who_serves
 from llmq.cli.render import command, count_of, notice, print_json, print_line
-from llmq.cli.results import collect, say_ended, wait_for
+from llmq.cli.results import check_output, collect, output_facts, say_ended, wait_for
 from llmq.cli.running import run_async
-from llmq.cli.session import load, open_session, where_options
+from llmq.cli.sample import WINDOW_S, Sampling, check_count, take
+from llmq.cli.session import load, open_session, where_options, worker_command
+from llmq.cli.submission import Submission
+from llmq.cli.tally import Tally
 from llmq.scheduler.batch_record import BatchRecord, new_batch_id
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.collecting import collector_of_stream
-from llmq.scheduler.errors import UsageError
+from llmq.scheduler.errors import EngineUnavailable, UsageError
+from llmq.scheduler.fleet import SILENT, read_workers
 from llmq.scheduler.lines import Checked, InputFile
-from llmq.scheduler.output import Output, ResultFile, open_output
-from llmq.scheduler.settings import Loaded
+from llmq.scheduler.output import ResultFile, ResultStream
 from llmq.scheduler.units import parse_duration
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """What was asked for."""
-
-    file: str
-    loaded: Loaded
-    model: str | None
-    window: float | None
-    name: str
-    resume: str | None
-    wait: bool
-    out: Path | None
-    ordered: bool
-    force: bool
-    no_wait: bool
-    skip_bad: bool
-    json: bool
-
-    def again(self, batch_id: str) -> str:
-        """Return the command that goes on with the submission of a batch."""
-        words: list[object] = ["llmq", "submit-batch", self.file, "--resume", batch_id, *where_options(self.loaded)]
-        words += ["--model", self.model] if self.model else []
-        words += ["--skip-bad"] if self.skip_bad else []
-        if self.loaded.source("max_line_bytes") == "argument":
-            words += ["--max-line-bytes", self.loaded.settings.max_line_bytes]
-        words += ["-o", self.out] if self.out else ["--wait"] if self.wait else []
-        return command(*words, *(["--ordered"] if self.ordered else []))
-
-    def collect_later(self, batch_id: str) -> str:
-        """Return the command that goes on collecting the results of a batch."""
-        words: list[object] = ["llmq", "batch", "results", batch_id, *where_options(self.loaded)]
-        words += ["-o", self.out] if self.out else []
-        return command(*words, *(["--ordered"] if self.ordered else []), "--follow")
 
 
 def submit_batch(
@@ -76,6 +45,7 @@ def submit_batch(
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the batch has ended.")] = False,
     out: Out = None,
+    part_size: PartSize = None,
     ordered: Ordered = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Queue all of it at once, or nothing (exit 5).")] = False,
@@ -83,6 +53,7 @@ def submit_batch(
         str | None, typer.Option("--resume", metavar="ID", help="Go on with a batch whose submission was cut off.")
     ] = None,
     skip_bad: SkipBad = False,
+    sample: Sample = None,
     max_line_bytes: MaxLineBytes = None,
     redis: RedisUrl = None,
     json: Json = False,
@@ -97,10 +68,14 @@ def submit_batch(
       llmq submit-batch prompts.jsonl
       llmq submit-batch prompts.jsonl -o results.jsonl      wait for the results
       llmq submit-batch prompts.jsonl --window 24h --tenant evals
-      zcat prompts.jsonl.gz | llmq submit-batch - --json
+      llmq submit-batch big.jsonl.zst -o 'out-{part}.jsonl.gz'
+      llmq submit-batch big.jsonl.zst --sample 200      tokens and time of all
+      ssh host cat prompts.jsonl.gz | llmq submit-batch - --json
     """
-    if ordered and out is None:
-        raise UsageError("--ordered needs a file to put in order: -o FILE")
+    check_output(out, part_size, ordered=ordered)
+    check_count(sample)
+    if sample and (resume or no_wait):
+        raise UsageError("--sample queues a small batch of its own: leave out --resume and --no-wait")
     asked = Submission(
         file=file,
         loaded=load(queue=queue, tenant=tenant, redis_url=redis, max_line_bytes=max_line_bytes),
@@ -110,16 +85,19 @@ def submit_batch(
         resume=resume,
         wait=wait or out is not None,
         out=out,
+        part_size=part_size,
         ordered=ordered,
         force=force,
         no_wait=no_wait,
         skip_bad=skip_bad,
+        sample=sample,
         json=json,
     )
     limit = asked.loaded.settings.max_line_bytes
     with checked_prompts(file, max_line_bytes=limit, model=model, skip_bad=skip_bad) as (opened, checked):
-        failed = run_async(lambda: _submit(asked, opened, checked))
-    if failed and asked.wait:
+        work = _sample if sample else _submit
+        failed = run_async(lambda: work(asked, opened, checked))
+    if failed and (asked.wait or sample):
         raise typer.Exit(SOME_FAILED)
 
 
@@ -142,23 +120,61 @@ async def _submit(asked: Submission, file: InputFile, checked: Checked) -> int:
         batches = Batches(session.queue)
         with ExitStack() as opened:
             batch_id = asked.resume or new_batch_id()
-            out: Output | None = None
+            # Before anything is queued: an output that cannot be used must not cost a batch.
+            out: ResultFile | ResultStream | None = None
             if asked.out is not None:
-                # Before anything is queued: an output that cannot be used must not cost a batch.
-                out = open_output(asked.out, batch_id, ordered=asked.ordered, force=asked.force, input_file=file)
+                out = asked.open_output(batch_id, file)
                 opened.enter_context(out)
             record = await _open(asked, batches, batch_id, file, checked)
             await say_who_serves(session.queue, checked.models, asked.loaded)
-            await feed(batches, record, file, checked, wait=not asked.no_wait, again=asked.again(batch_id))
-            record = await batches.show(batch_id)
+            feeding = feed(
+                batches, record, file, checked, wait=not asked.no_wait, again=asked.again(batch_id), loaded=asked.loaded
+            )
             if asked.wait:
-                return await _wait(asked, batches, record, out)
+                return await _wait(asked, batches, batch_id, feeding, out)
+            await feeding
+            record = await batches.show(batch_id)
     if asked.json:
         print_json(record.to_json() | {"queue": asked.loaded.settings.queue})
     else:
         print_line(batch_id)
         _say_next(asked, record)
     return record.failed
+
+
+async def _sample(asked: Submission, file: InputFile, checked: Checked) -> int:
+    """Let the live workers answer some lines, and print what all of them would take; return how many failed."""
+    sampling = Sampling(file, checked, asked.sample or 0, asked.out, asked.json)
+    async with open_session(asked.loaded.settings, warnings=True) as session:
+        alive = [worker for worker in await read_workers(session.queue) if worker.state != SILENT]
+        if not alive:
+            serve = worker_command(asked.loaded, session.queue.name)
+            here = command("llmq", "run", asked.file, "--sample", sampling.count)
+            raise EngineUnavailable(
+                f"no worker serves queue {session.queue.name}, so there is nothing to measure; "
+                f"start one: {serve}, or measure an engine of this machine: {here}"
+            )
+        batches, batch_id = Batches(session.queue), new_batch_id()
+        out = None if asked.out is None else asked.open_output(batch_id, file)
+        with out or nullcontext():
+            record = await batches.open(
+                name=f"sample of {asked.name}",
+                digest=file.digest,
+                tenant=asked.loaded.settings.tenant,
+                window=asked.window or WINDOW_S,
+                batch_id=batch_id,
+            )
+
+            async def answer(tally: Tally) -> None:
+                await batches.feed(batch_id, sampling.lines())
+                await collect(batches, await batches.show(batch_id), tally, title="sampling")
+
+            try:
+                slots = sum(worker.slots for worker in alive)
+                simulated = any(worker.simulated for worker in alive)
+                return await take(sampling, batches, record, out, answer, slots=slots, simulated=simulated)
+            except asyncio.CancelledError:
+                raise Interrupted("interrupted; the sample is gone, and nothing else was queued") from None
 
 
 async def _open(asked: Submission, batches: Batches, batch_id: str, file: InputFile, checked: Checked) -> BatchRecord:
@@ -180,25 +196,35 @@ async def _open(asked: Submission, batches: Batches, batch_id: str, file: InputF
     return record
 
 
-async def _wait(asked: Submission, batches: Batches, record: BatchRecord, out: Output | None) -> int:
-    if not asked.json:
-        notice(f"queued {count_of(record.lines, 'line')} as {record.id}")
+async def _wait(
+    asked: Submission,
+    batches: Batches,
+    batch_id: str,
+    feeding: Coroutine[Any, Any, None],
+    out: ResultFile | ResultStream | None,
+) -> int:
+    """Queue the file and wait for the end of its batch; its results are taken meanwhile."""
     try:
         if out is None:
+            await feeding
+            record = await batches.show(batch_id)
+            if not asked.json:
+                notice(f"queued {count_of(record.lines, 'line')} as {batch_id}")
             collected = await wait_for(batches, record)
         else:
+            if not asked.json:
+                notice(f"queueing as {batch_id}")
             # Into a pipe the results are handed over as well; a file says so by itself.
             collector = None if isinstance(out, ResultFile) else collector_of_stream()
-            collected = await collect(batches, record, out, title="running", collector=collector)
+            collected = await CollectingBeside(batches, batch_id, out, collector).run(feeding)
     except asyncio.CancelledError:
-        raise Interrupted(f"interrupted; the batch goes on. Its results: {asked.collect_later(record.id)}") from None
+        raise Interrupted(f"interrupted; the batch goes on. Its results: {asked.collect_later(batch_id)}") from None
     say_ended(collected, asked.out, where_options(asked.loaded))
     if asked.json:
-        record = await batches.show(record.id)
-        output = str(asked.out) if asked.out else None
-        print_json(record.to_json() | {"queue": asked.loaded.settings.queue, "output": output})
+        record = await batches.show(batch_id)
+        print_json(record.to_json() | {"queue": asked.loaded.settings.queue} | output_facts(asked.out))
     elif out is None:
-        print_line(record.id)
+        print_line(batch_id)
     return collected.failed
 
 

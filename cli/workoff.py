@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 from llmq.cli.errors import Interrupted
@@ -17,10 +18,10 @@ from llmq.cli.session import Session
 from llmq.scheduler.batch_record import BatchRecord
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.collecting import Collected, collect_to_file, collector_of_stream
-from llmq.scheduler.errors import LLMQError
+from llmq.scheduler.errors import LineFault, LLMQError
 from llmq.scheduler.feeding import FeedProgress, FeedState
 from llmq.scheduler.fleet import read_workers
-from llmq.scheduler.lines import Checked, InputFile, read_lines
+from llmq.scheduler.lines import InputLine
 from llmq.scheduler.outage import REDIS_ERRORS
 from llmq.scheduler.output import Output, ResultFile
 from llmq.workers.engines.base import Engine
@@ -55,11 +56,14 @@ class WorkOff:
         self._engine = engine
         self._shutdown = shutdown
 
-    async def run(self, file: InputFile, checked: Checked, out: Output) -> Collected:
-        """Feed, serve and collect until all lines have ended. Raises Interrupted, and what one of the three died of."""
-        feeding = asyncio.create_task(self._feed(file, checked))
+    async def run(self, lines: Iterable[InputLine | LineFault], total: int, out: Output) -> Collected:
+        """Feed, serve and collect until all lines have ended. Raises Interrupted, and what one of the three died of.
+
+        `lines` are `total` lines in all, less those that the batch has.
+        """
+        feeding = asyncio.create_task(self._feed(lines))
         serving = asyncio.create_task(self._serve())
-        collecting = asyncio.create_task(self._collect(out, checked.lines))
+        collecting = asyncio.create_task(self._collect(out, total))
         watching = asyncio.create_task(self._watch_engine())
         asked = asyncio.create_task(self._shutdown.quiet())
         tasks: tuple[asyncio.Task[Any], ...] = (feeding, serving, collecting, watching, asked)
@@ -82,10 +86,9 @@ class WorkOff:
             raise Interrupted("interrupted")
         return collecting.result()
 
-    async def _feed(self, file: InputFile, checked: Checked) -> None:
+    async def _feed(self, lines: Iterable[InputLine | LineFault]) -> None:
         if self._record.sealed:
             return
-        lines = read_lines(file, checked, after=self._record.next_line - 1)
         said = FeedState.QUEUEING
 
         def show(progress: FeedProgress) -> None:

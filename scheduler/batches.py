@@ -92,7 +92,7 @@ class Batches:
         )
         verdict = await scripts.run(self._redis, call)
         if verdict.word == "full":
-            raise QueueFull("batch", verdict.number)
+            raise QueueFull("batch", verdict.number, need=need)
         return await self.reopen(batch_id, digest)
 
     async def reopen(self, batch_id: str, digest: str) -> BatchRecord:
@@ -191,6 +191,14 @@ class Batches:
         if verdict.word == "unknown":
             raise _unknown(batch_id)
 
+    async def discard(self, batch_id: str) -> None:
+        """End a batch and remove it with its results; lines that run on for long are left to end as cancelled."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_UNDO_S):
+                await self.cancel(batch_id)
+                await self.wait(batch_id)
+                await self.delete(batch_id)
+
     async def retry(
         self, batch_id: str, *, window: float | None = None, wait: bool = True, on_progress: OnFeed | None = None
     ) -> BatchRecord:
@@ -288,7 +296,7 @@ class Batches:
             return await feeder.feed(encrypted_lines(lines, record.id, self._queue.cipher))
         except (QueueFull, RedisFull):
             if record.next_line == 1:  # lines of an earlier feed, and their results, are not this one's to delete
-                await self._undo(record.id)
+                await self.discard(record.id)
             raise
 
     async def _reap_overdue(self, batch_id: str) -> None:
@@ -296,14 +304,6 @@ class Batches:
         record = await self.show(batch_id)
         if record.expires_at is not None and record.overdue(await self._queue.now_ms() / 1000):
             await self.reap(batch_id)
-
-    async def _undo(self, batch_id: str) -> None:
-        """Take back a batch that could not be queued whole. Lines that run still are left to end as cancelled."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_UNDO_S):
-                await self.cancel(batch_id)
-                await self.wait(batch_id)
-                await self.delete(batch_id)
 
     async def _set_paused(self, batch_id: str, *, paused: bool) -> BatchRecord:
         call = scripts.pause_batch(self._keys, batch_id, lane=lane_of_batch(batch_id), paused=paused)

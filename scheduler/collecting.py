@@ -132,8 +132,8 @@ class _Collection:
     async def run(self, follow: bool, on_progress: OnCollect | None) -> bool:
         """Collect until there is no more; return whether the batch has ended."""
         if isinstance(self._out, ResultFile) and self._out.cursor:
-            path = self._out.path
-            await _in_thread(lambda: self._taken.add_from(path, self._batch_id))
+            lines = self._out.lines()
+            await _in_thread(lambda: self._taken.add_from(lines, self._batch_id))
         if self._collector is not None:
             # Before the first page: from now on nothing is trimmed that is not in the output.
             await self._batches.collected(self._batch_id, self._collector, self._cursor)

@@ -121,14 +121,20 @@ class WorkerUnhealthy(LLMQError):
 
 
 class QueueFull(LLMQError):
-    """The cap of a traffic class is reached; try again after `retry_after` seconds."""
+    """The cap of a traffic class is reached; try again after `retry_after` seconds.
+
+    `need` is how many jobs were to be queued at once; more than the cap never fit, however long one waits.
+    """
 
     exit_code = 5
 
-    def __init__(self, cls: str, cap: int, retry_after: float = 1.0) -> None:
+    def __init__(self, cls: str, cap: int, retry_after: float = 1.0, *, need: int = 1) -> None:
+        raise_cap = f"raise the cap: llmq set cap_{cls} N"
         super().__init__(
-            f"the queue holds its {cap:,} {cls} jobs; try again in {retry_after:g} s, "
-            f"or raise the cap: llmq set cap_{cls} N"
+            f"the queue holds its {cap:,} {cls} jobs; try again in {retry_after:g} s, or {raise_cap}"
+            if need <= cap
+            else f"{need:,} jobs never fit at once into a queue of at most {cap:,} {cls} jobs; let them be queued as "
+            f"room comes (without --no-wait; in Python wait=True), or {raise_cap}"
         )
         self.cls = cls
         self.cap = cap

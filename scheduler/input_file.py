@@ -3,6 +3,9 @@
 It is read twice: the first pass checks all of it before anything is queued, the second queues. What cannot be read
 twice (stdin, a pipe) is spooled to a temporary file. Lines end at LF bytes and nowhere else: U+2028, U+2029 and
 U+0085 are data, though text-mode line readers would split there. What a line says is for `line_form.py` to judge.
+
+gzip and zstd data is known by its first bytes, not by its name, and unpacked on the way (`compression.py`), once for
+each pass. The digest is that of the plain content: however a file is packed, the same lines are the same file.
 """
 
 from __future__ import annotations
@@ -10,15 +13,16 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
-from llmq.scheduler.errors import InputFileError, LLMQError
+from llmq.scheduler.compression import Codec, DamagedData, Decompressed, codec_of_content
+from llmq.scheduler.errors import InputFileError
+from llmq.scheduler.input_head import check_head
+from llmq.scheduler.input_source import open_source, spool
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -34,19 +38,17 @@ _HEAD = 1 << 16
 
 _BOM = b"\xef\xbb\xbf"
 
-#: What people hand over by mistake, by its first bytes: name, and what to do.
-_MAGIC = (
-    (b"\x1f\x8b", "gzip data", "unpack it first: gunzip -c FILE | llmq ... -"),
-    (b"\x28\xb5\x2f\xfd", "zstd data", "unpack it first: zstd -dc FILE | llmq ... -"),
-    (b"PK\x03\x04", "a zip archive", "unpack it first"),
-    (b"PAR1", "a Parquet file", "export it as JSON lines first"),
-    (b"\xff\xfe", "UTF-16 text", "save it as UTF-8"),
-    (b"\xfe\xff", "UTF-16 text", "save it as UTF-8"),
-)
+#: Bytes that a packed file may unpack to without one line that can be looked at. Memory is constant whatever comes;
+#: this ends what was made to unpack for ever.
+_MOST_BARREN = 1 << 30
 
 
 class _Closable(Protocol):
     def close(self) -> None: ...
+
+
+class _Hash(Protocol):
+    def update(self, data: memoryview, /) -> None: ...
 
 
 def open_input(
@@ -59,36 +61,38 @@ def open_input(
     """Open a file of prompts; `-` is stdin (`stdin` stands in for it).
 
     `spool_dir` takes what cannot be read twice, and the hashes of very large files (None: the system's temporary
-    folder). Raises InputFileError: missing, a folder, no permission, empty, binary.
+    folder). gzip and zstd data is unpacked. Raises InputFileError: missing, a folder, no permission, empty, binary.
     """
     given = os.fspath(path)
     name = "stdin" if given == "-" else given
     if given == "-":
         stream = stdin or sys.stdin.buffer
-        source = _spool(stream, name, spool_dir)
+        source = spool(stream, name, spool_dir)
     else:
-        source = _open(given)
+        source = open_source(given)
         if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
             with source as pipe:
-                source = _spool(pipe, name, spool_dir)
+                source = spool(pipe, name, spool_dir)
+    file = InputFile(name, source, max_line_bytes, spool_dir)
     try:
-        _check_head(name, os.pread(source.fileno(), _HEAD, 0))
+        check_head(name, file.head())
     except InputFileError:
-        source.close()
+        file.close()
         raise
-    return InputFile(name, source, max_line_bytes, spool_dir)
+    return file
 
 
 class InputFile:
     """An open file of prompts; made by `open_input`, closed as a context manager.
 
-    `name` is what messages call it, `size` its bytes. Passes over it are independent of each other.
+    `name` is what messages call it, `codec` how it is packed. Passes over it are independent of each other.
     """
 
     def __init__(self, name: str, source: IO[bytes], max_line_bytes: int, spool_dir: Path | None) -> None:
         self.name = name
         self.max_line_bytes = max_line_bytes
         self.spool_dir = spool_dir
+        self.codec = codec_of_content(os.pread(source.fileno(), 4, 0))
         self._source = source
         self._version = self._read_version()
         self._digest: str | None = None
@@ -102,12 +106,12 @@ class InputFile:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole file."""
+        """Bytes of the file as it stands on the disk."""
         return self._version[0]
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the whole content, in hex; a finished pass has found it, else it is read once for this."""
+        """SHA-256 of the plain content, in hex; a finished pass has found it, else it is read once for this."""
         if self._digest is None:
             for _ in self.raw_lines():
                 pass
@@ -130,31 +134,62 @@ class InputFile:
         while self._kept:
             self._kept.pop().close()
 
+    def head(self) -> bytes:
+        """Return the beginning of the plain content. Raises InputFileError where it cannot be unpacked."""
+        with self._plain(_Passage(self._source.fileno()), hashing=None) as reader:
+            try:
+                return reader.read1(_HEAD)
+            except DamagedData as damage:
+                raise self._damaged(damage, 0) from None
+
     def raw_lines(self) -> Iterator[tuple[int, bytes | None, int]]:
-        """Iterate over (line number from 1, its bytes, bytes read so far); lines of white space only are left out.
+        """Iterate over (line number from 1, its bytes, bytes of the file so far); those of white space are left out.
 
         The bytes are None for a line longer than `max_line_bytes`, which is passed over without being held. Raises
-        InputFileError, at the end at the latest, when the file was changed since it was opened.
+        InputFileError, at the end at the latest, when the file was changed since it was opened, or is damaged.
         """
-        passage = _Passage(self._source.fileno(), hashed=self._digest is None)
+        passage = _Passage(self._source.fileno())
+        hashing = hashlib.sha256() if self._digest is None else None
+        barren = _Barren(self)
         longest = self.max_line_bytes + len(b"\r\n")
-        with io.BufferedReader(passage, _BLOCK) as reader:
-            readline, number, offset = reader.readline, 0, 0
-            while raw := readline(longest):
-                number += 1
-                offset += len(raw)
-                if number == 1:
-                    raw = raw.removeprefix(_BOM)
-                if len(raw) > self.max_line_bytes and _is_cut_or_long(raw, self.max_line_bytes):
-                    if not raw.endswith(b"\n"):
-                        offset += _pass_over(readline)
-                    yield number, None, offset
-                elif raw and not raw.isspace():
-                    yield number, raw, offset
+        packed, number, offset = self.codec is not Codec.PLAIN, 0, 0
+        with self._plain(passage, hashing) as reader:
+            readline = reader.readline
+            try:
+                while raw := readline(longest):
+                    number += 1
+                    offset += len(raw)
+                    if number == 1:
+                        raw = raw.removeprefix(_BOM)
+                    if len(raw) > self.max_line_bytes and _is_cut_or_long(raw, self.max_line_bytes):
+                        barren.add(len(raw))
+                        if not raw.endswith(b"\n"):
+                            offset += _pass_over(readline, barren)
+                        yield number, None, passage.position if packed else offset
+                    elif raw and not raw.isspace():
+                        barren.bytes = 0
+                        yield number, raw, passage.position if packed else offset
+                    else:
+                        barren.add(len(raw))
+            except DamagedData as damage:
+                raise self._damaged(damage, number) from None
         if self._read_version() != self._version:
             raise InputFileError(f"{self.name}: was changed while it was read; run the command again on a file at rest")
-        if passage.hash is not None:
-            self._digest = passage.hash.hexdigest()
+        if hashing is not None:
+            self._digest = hashing.hexdigest()
+
+    def _plain(self, passage: _Passage, hashing: _Hash | None) -> io.BufferedReader:
+        """Return a reader of the plain content along a passage; `hashing` is fed with all that is read."""
+        raw: io.RawIOBase = passage
+        if self.codec is not Codec.PLAIN:
+            raw = Decompressed(io.BufferedReader(passage, _BLOCK), self.codec)
+        return io.BufferedReader(raw if hashing is None else _Hashed(raw, hashing), _BLOCK)
+
+    def _damaged(self, damage: DamagedData, lines: int) -> InputFileError:
+        return InputFileError(
+            f"{self.name}: {damage}, after {lines:,} {'line' if lines == 1 else 'lines'}; nothing was queued. "
+            "Make the file again, or get it again from where it came"
+        )
 
     def _read_version(self) -> tuple[int, int]:
         status = os.fstat(self._source.fileno())
@@ -162,68 +197,52 @@ class InputFile:
 
 
 class _Passage(io.RawIOBase):
-    """One read through a file from its beginning, with a position of its own; hashes what it reads."""
+    """One read through a file from its beginning, with a position of its own."""
 
-    def __init__(self, descriptor: int, *, hashed: bool) -> None:
+    def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._position = 0
-        self.hash = hashlib.sha256() if hashed else None
+        self.position = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        count = os.preadv(self._descriptor, [buffer], self._position)
-        self._position += count
-        if self.hash is not None:
-            self.hash.update(memoryview(buffer)[:count])
+        count = os.preadv(self._descriptor, [buffer], self.position)
+        self.position += count
         return count
 
 
-def _open(path: str) -> IO[bytes]:
-    try:
-        source = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by its InputFile)
-    except FileNotFoundError:
-        raise InputFileError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise InputFileError(f"{path}: is a folder; name a file of JSON lines") from None
-    except PermissionError:
-        raise InputFileError(f"{path}: may not be read by this user; see its permissions: ls -l") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise InputFileError(f"{path}: cannot be opened ({error})") from None
-    return source
+class _Hashed(io.RawIOBase):
+    """Hashes what is read through it."""
+
+    def __init__(self, source: io.RawIOBase, hashing: _Hash) -> None:
+        self._source = source
+        self._hashing = hashing
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        count = self._source.readinto(buffer) or 0
+        self._hashing.update(memoryview(buffer)[:count])
+        return count
 
 
-def _spool(source: IO[bytes], name: str, folder: Path | None) -> IO[bytes]:
-    try:
-        spool = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (closed by its InputFile)
-    except OSError as error:
-        raise LLMQError(
-            f"{folder or tempfile.gettempdir()}: cannot hold a copy of {name} ({error.strerror})"
-        ) from error
-    try:
-        shutil.copyfileobj(source, spool, _BLOCK)
-    except OSError as error:
-        spool.close()
-        raise LLMQError(
-            f"{name}: cannot be copied to {folder or tempfile.gettempdir()} ({error.strerror}); "
-            "it is read twice, so free some space there or give a file instead"
-        ) from error
-    return spool
+class _Barren:
+    """Counts bytes since the last line that could be looked at, and ends what goes on without one (packed files)."""
 
+    def __init__(self, file: InputFile) -> None:
+        self.bytes = 0
+        self._file = file
 
-def _check_head(name: str, head: bytes) -> None:
-    if not head:
-        raise InputFileError(f"{name}: is empty; expected one JSON object a line")
-    for magic, kind, advice in _MAGIC:
-        if head.startswith(magic):
-            raise InputFileError(f"{name}: is {kind}; {advice}")
-    if b"\0" in head:
-        raise InputFileError(f"{name}: is binary (it holds NUL bytes); expected UTF-8 text, one JSON object a line")
-    text = head.decode(errors="replace")
-    # A few wrong bytes are the fault of their lines; many mean that the whole is something else.
-    if text.count("\N{REPLACEMENT CHARACTER}") * 10 > len(text):
-        raise InputFileError(f"{name}: is not UTF-8 text; expected one JSON object a line")
+    def add(self, count: int) -> None:
+        """Count bytes of no use. Raises InputFileError when there are too many."""
+        self.bytes += count
+        if self.bytes > _MOST_BARREN and self._file.codec is not Codec.PLAIN:
+            raise InputFileError(
+                f"{self._file.name}: unpacks to more than {_MOST_BARREN:,} bytes without a line that could be used; "
+                f"expected one JSON object a line, of at most {self._file.max_line_bytes:,} bytes (--max-line-bytes N)"
+            )
 
 
 def _is_cut_or_long(raw: bytes, limit: int) -> bool:
@@ -232,11 +251,12 @@ def _is_cut_or_long(raw: bytes, limit: int) -> bool:
     return cut or len(raw.rstrip(b"\r\n")) > limit
 
 
-def _pass_over(readline: Callable[[int], bytes]) -> int:
+def _pass_over(readline: Callable[[int], bytes], barren: _Barren) -> int:
     """Read to the end of the line that has begun; return the bytes passed over."""
     passed = 0
     while piece := readline(_BLOCK):
         passed += len(piece)
+        barren.add(len(piece))
         if piece.endswith(b"\n"):
             break
     return passed

@@ -6,7 +6,7 @@ a second result, though the first is in the output already. A collector knows by
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterable
 
 
 class LineSet:
@@ -30,11 +30,10 @@ class LineSet:
         self._count += 1
         return True
 
-    def add_from(self, path: str | os.PathLike[str], batch_id: str) -> None:
-        """Add the lines of a batch that an output file holds (`records.render` begins them with their id)."""
+    def add_from(self, lines: Iterable[bytes], batch_id: str) -> None:
+        """Add the lines of a batch that are among those of an output (`records.render` begins them with their id)."""
         start = f'{{"id":"batch_req_{batch_id}_'.encode()
-        with open(path, "rb") as file:
-            for line in file:
-                digits = line[len(start) : len(start) + 20].partition(b'"')[0]
-                if line.startswith(start) and digits.isdigit():
-                    self.add(int(digits))
+        for line in lines:
+            digits = line[len(start) : len(start) + 20].partition(b'"')[0]
+            if line.startswith(start) and digits.isdigit():
+                self.add(int(digits))

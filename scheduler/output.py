@@ -1,7 +1,8 @@
 """The output: where the results of a batch are written, one line of JSON each (`-o OUT`, or stdout).
 
-A collector appends rendered lines (`records.py`) and, now and then, syncs with its place in the result stream. A file
-(`result_file.py`) is resumed from that place after a crash; stdout and pipes are not. Nothing here touches Redis.
+A collector appends rendered lines (`records.py`) and, now and then, syncs with its place in the result stream. A file,
+or a series of parts (`result_file.py`), is resumed from that place after a crash; stdout and pipes are not. Nothing
+here touches Redis.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ import orjson
 
 from llmq.scheduler.errors import LLMQError, UsageError
 from llmq.scheduler.input_file import InputFile
-from llmq.scheduler.ordering import order_file
+from llmq.scheduler.part_series import read_parts
+from llmq.scheduler.parts import OutputName, PartLimit
 from llmq.scheduler.records import FIRST_ERROR_STATUS
 from llmq.scheduler.result_file import ResultFile
+from llmq.scheduler.result_start import matches
 from llmq.scheduler.sidecar import Sidecar, read_sidecar, sidecar_path
 
 __all__ = [
     "Counts",
     "Output",
+    "PartLimit",
     "ResultFile",
     "ResultStream",
     "count_ok_failed",
     "is_complete",
     "open_output",
-    "order_file",
     "sidecar_path",
 ]
 
@@ -76,24 +79,26 @@ def open_output(
     ordered: bool = False,
     force: bool = False,
     input_file: InputFile | None = None,
+    parts: PartLimit | None = None,
     stdout: IO[bytes] | None = None,
 ) -> ResultFile | ResultStream:
     """Open the output of a batch; None or `-` is stdout (`stdout` stands in for it), which cannot be resumed.
 
-    `source` is kept for `is_complete`; `force` overwrites what is there; `input_file` is what OUT may not be. Raises
-    UsageError: a folder, no folder for it, no permission, the input, other content, another process writes it.
+    The name says how it is packed (.gz, .zst) and whether it has parts (`{part}`), which `parts` limits. `source` is
+    kept for `is_complete`; `force` overwrites what is there; `input_file` is what OUT may not be. Raises UsageError: a
+    folder, no folder for it, no permission, the input, other content, a wrong pattern, another process writes it.
     """
     if path is None or os.fspath(path) == "-":
+        if parts is not None:
+            raise UsageError("--part-size needs files to put the parts in: -o 'out-{part}.jsonl'")
         return ResultStream(stdout or sys.stdout.buffer, "stdout", ordered=ordered)
-    if os.fspath(path).endswith(os.sep):
-        raise UsageError(f"{os.fspath(path)}: is a folder; name a file in it")
-    # Links are followed once and here: a rename would replace the link and not the file.
-    target = Path(os.path.realpath(path))
-    if input_file is not None and input_file.is_same_file(target):
-        raise UsageError(f"{target}: is the input file; name another file for the results: -o OUT")
+    name = OutputName.parse(path, parts)
+    if input_file is not None and any(input_file.is_same_file(name.part(number)) for number in name.sizes()):
+        raise UsageError(f"{name.path}: is the input file; name another file for the results: -o OUT")
+    target = name.path
     try:
-        if not target.exists() or target.is_file():
-            return ResultFile(target, Sidecar(batch_id, source), ordered=ordered, force=force)
+        if name.limit is not None or not target.exists() or target.is_file():
+            return ResultFile(name, Sidecar(batch_id, source), ordered=ordered, force=force)
         # A pipe, a terminal, /dev/null.
         pipe = open(target, "wb", buffering=0)  # noqa: SIM115 (closed by its ResultStream)
     except OSError as error:
@@ -159,13 +164,10 @@ class ResultStream:
 
 def is_complete(path: str | os.PathLike[str], source: str) -> bool:
     """Whether `path` is a finished, unchanged output whose batch was made of `source`."""
-    target = Path(os.path.realpath(path))
-    try:
-        size = target.stat().st_size
-    except OSError:
-        return False
-    found = read_sidecar(target)
-    return found is not None and found.complete and found.source == source and found.length == size
+    name = OutputName.parse(path)
+    sizes = name.sizes()
+    found = read_sidecar(name.path) if sizes else None
+    return found is not None and found.complete and found.source == source and matches(sizes, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +180,16 @@ class Counts:
 
 def count_ok_failed(path: str | os.PathLike[str]) -> Counts:
     """Count the lines of a finished output file. Raises UsageError for a line that is no result line."""
+    name = OutputName.parse(path)
     ok = failed = 0
-    with open(path, "rb") as file:
-        for line in file:
-            try:
-                result = orjson.loads(line)
-                response = result["response"]
-                succeeded = response is not None and response["status_code"] < FIRST_ERROR_STATUS
-            except (ValueError, TypeError, KeyError):
-                raise UsageError(f"{os.fspath(path)}: line {ok + failed + 1} is not a result line of llmq") from None
-            ok, failed = ok + succeeded, failed + (not succeeded)
+    for line in read_parts((name.part(number) for number in name.sizes()), name.codec):
+        try:
+            result = orjson.loads(line)
+            response = result["response"]
+            succeeded = response is not None and response["status_code"] < FIRST_ERROR_STATUS
+        except (ValueError, TypeError, KeyError):
+            raise UsageError(f"{name.path}: line {ok + failed + 1} is not a result line of llmq") from None
+        ok, failed = ok + succeeded, failed + (not succeeded)
     return Counts(ok, failed)
 
 

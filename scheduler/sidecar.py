@@ -1,4 +1,4 @@
-"""The sidecar: the small file beside an output file that says what the output holds, `OUT.llmq`.
+"""The sidecar: the small file beside an output that says what the output holds, `OUT.llmq` (`out-{part}.jsonl.llmq`).
 
 It names the batch, how many bytes of OUT are certain, and the collector's place in the result stream for that length;
 so a run that was killed goes on where it stopped, and one that was finished is recognised. It is replaced as a whole
@@ -21,10 +21,12 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Sidecar:
-    """What an output file holds: the first `length` bytes are the results of `batch_id` up to `cursor`.
+    """What an output holds: its first `length` bytes are the results of `batch_id` up to `cursor`.
 
+    Where it has parts, `finished` has the bytes of those before the last one, to which `length` and `lines` belong.
     `source` tells what the batch was made of (`llmq run`: the digest of the input), so that a finished output is
-    recognised before there is a batch. `complete` means that every line of the batch is in it.
+    recognised before there is a batch. `complete` means that every line of the batch is in it; `placing` that every
+    line is in parts of these bytes, in order, which stand aside and are to take the places of all others.
     """
 
     batch_id: str
@@ -32,6 +34,18 @@ class Sidecar:
     cursor: str = ""
     length: int = 0
     complete: bool = False
+    finished: tuple[int, ...] = ()
+    lines: int = 0
+    placing: tuple[int, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The bytes of all parts."""
+        return *self.finished, self.length
+
+
+#: Fields that the first sidecars had; the others came later, and a sidecar of one plain file may lack them.
+_FIRST_FIELDS = {"batch_id": str, "source": str, "cursor": str, "length": int, "complete": bool}
 
 
 def sidecar_path(output: Path) -> Path:
@@ -85,7 +99,11 @@ def _decode(content: bytes) -> Sidecar:
     record = orjson.loads(content)
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise TypeError("no sidecar, or of a newer format")
-    types = {"batch_id": str, "source": str, "cursor": str, "length": int, "complete": bool}
-    if any(type(record.get(name)) is not kind for name, kind in types.items()):
+    if any(type(record.get(name)) is not kind for name, kind in _FIRST_FIELDS.items()):
         raise TypeError("fields missing or of the wrong type")
-    return Sidecar(**{name: record[name] for name in types})
+    finished, placing = (tuple(record.get(name, ())) for name in ("finished", "placing"))
+    lines = record.get("lines", 0)
+    if any(type(number) is not int for number in (*finished, *placing, lines)):
+        raise TypeError("fields of the wrong type")
+    first = {name: record[name] for name in _FIRST_FIELDS}
+    return Sidecar(**first, finished=finished, lines=lines, placing=placing)

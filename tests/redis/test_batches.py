@@ -130,10 +130,21 @@ class TestOpening:
             await batches.reopen("batch_9", DIGEST)
         assert [] == await batches.ls()
 
+    @pytest.mark.leaves("*")
     async def test_without_room_for_what_is_needed_nothing_is_opened(self, queue: Queue, batches: Batches) -> None:
         """`--no-wait`: exit 5, nothing queued (G15)."""
         await queue.set("cap_batch", "5")
-        with pytest.raises(QueueFull, match="holds its 5 batch jobs"):
+        await queued(batches, 2)
+        with pytest.raises(QueueFull, match="holds its 5 batch jobs; try again in 1 s"):
+            await opened(batches, need=5)
+        assert 1 == len(await batches.ls())
+
+    async def test_more_lines_than_the_queue_may_hold_are_told_that_they_never_fit(
+        self, queue: Queue, batches: Batches
+    ) -> None:
+        """To try again later would not help (G15)."""
+        await queue.set("cap_batch", "5")
+        with pytest.raises(QueueFull, match="6 jobs never fit at once into a queue of at most 5 batch jobs; let them"):
             await opened(batches, need=6)
         assert [] == await batches.ls()
 

@@ -148,7 +148,7 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "is empty"),
     "only white space": (b"\n  \n", "holds no lines"),
     "binary": (b"\x00\x01\x02" * 50, "is binary"),
-    "gzip": (b"\x1f\x8b\x08" + bytes(20), "is gzip data"),
+    "gzip": (b"\x1f\x8b\x08" + bytes(20), "its gzip data is damaged"),
     "UTF-16": ('{"prompt": "x"}'.encode("utf-16"), "is UTF-16 text"),
     "not JSON": (b"hello\nworld\n", "line 1"),
     "an array": (b'[{"prompt": "x"}]\n', "line 1"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,14 +33,12 @@ class TestLineSet:
         tracemalloc.stop()
         assert peak < 8 << 20
 
-    def test_lines_are_read_back_from_an_output_file(self, tmp_path: Path) -> None:
+    def test_lines_are_read_back_from_an_output_file(self) -> None:
         """As `render` writes them; other lines are passed over."""
-        path = tmp_path / "out.jsonl"
         results = [ResultRecord(number, f"row_{number}", "completed", 200, "", b"{}") for number in (7, 12, 9)]
         own = [render(result, "batch_1") for result in results[:2]]
         other = render(results[2], "batch_12")
-        path.write_bytes(b"\n".join([*own, other, b"nothing of ours", b""]))
         lines = LineSet()
-        lines.add_from(path, "batch_1")
+        lines.add_from([line + b"\n" for line in (*own, other, b"nothing of ours")], "batch_1")
         assert 2 == len(lines)
         assert [False, False, True] == [lines.add(number) for number in (7, 12, 9)]

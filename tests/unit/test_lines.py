@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -491,7 +492,10 @@ class TestOpening:
             (b"", "is empty; expected one JSON object a line"),
             (b'"a"\n\0\0\0', "is binary (it holds NUL bytes)"),
             (bytes(range(128, 256)) * 4, "is not UTF-8 text"),
-            (b"\x1f\x8b\x08\x00rest", "is gzip data; unpack it first"),
+            (b"\x1f\x8b\x08\x00rest", "its gzip data is cut short"),
+            (gzip.compress(gzip.compress(b"{}", mtime=0), mtime=0), "is gzip data inside of compressed data"),
+            (b"BZh91AY", "is bzip2 data; unpack it first: bzcat"),
+            (b"x" * 257 + b"ustar  \0", "is a tar archive; unpack it first: tar -xOf"),
             ("\ufeffhello".encode("utf-16-le"), "is UTF-16 text; save it as UTF-8"),
             (b"PAR1....", "is a Parquet file"),
         ],

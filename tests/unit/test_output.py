@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from llmq.scheduler.errors import LLMQError, UsageError
 from llmq.scheduler.lines import open_input
+from llmq.scheduler.ordering import order_lines
 from llmq.scheduler.output import (
     Counts,
     Output,
@@ -24,7 +25,6 @@ from llmq.scheduler.output import (
     count_ok_failed,
     is_complete,
     open_output,
-    order_file,
     sidecar_path,
 )
 from llmq.scheduler.records import ResultRecord, render
@@ -94,7 +94,7 @@ class TestResuming:
             assert len(RESULTS[0]) + 1 == output.sync("c1")
             assert "c1" == output.cursor
         assert content(RESULTS[:1]) == out.read_bytes()
-        assert Sidecar("b1", "s", "c1", len(RESULTS[0]) + 1, complete=False) == read_sidecar(out)
+        assert Sidecar("b1", "s", "c1", len(RESULTS[0]) + 1, complete=False, lines=1) == read_sidecar(out)
 
     def test_a_write_that_was_torn_at_any_byte_is_repaired(self, out: Path) -> None:
         """G16: cut anywhere behind the last sync, the finished file is the same, line for line."""
@@ -428,24 +428,20 @@ class TestOrder:
     """`--ordered`: the order of the input."""
 
     @settings(max_examples=30, deadline=None)
-    @given(st.permutations(range(1, 30)), st.integers(1, 40))
-    def test_any_order_becomes_the_order_of_the_input(self, numbers: list[int], capacity: int) -> None:
-        """However little of the index memory may hold."""
+    @given(st.permutations(range(1, 30)), st.integers(1, 5000))
+    def test_any_order_becomes_the_order_of_the_input(self, numbers: list[int], run_bytes: int) -> None:
+        """However little of it memory may hold."""
         with TemporaryDirectory() as folder:
-            path = Path(folder) / "out.jsonl"
-            path.write_bytes(content([result(number, text="x" * number) for number in numbers]))
-            order_file(path, capacity=capacity)
-            assert content([result(number, text="x" * number) for number in range(1, 30)]) == path.read_bytes()
-            assert ["out.jsonl"] == os.listdir(folder)
+            lines = [result(number, text="x" * number) + b"\n" for number in numbers]
+            ordered = list(order_lines(lines, Path("out"), Path(folder), run_bytes=run_bytes))
+            assert [result(number, text="x" * number) + b"\n" for number in range(1, 30)] == ordered
+            assert [] == os.listdir(folder)
 
     def test_lines_of_errors_and_of_odd_batches_are_ordered_too(self, tmp_path: Path) -> None:
         """The number is the last part of the id; what an answer says does not matter."""
-        path = tmp_path / "out.jsonl"
-        forged = result(3, text='{"id":"batch_req_b1_1"')
-        lines = [render(ResultRecord(number, "k", "expired"), "b_1-2") for number in (1, 2)]
-        path.write_bytes(content([forged, lines[1], lines[0]]))
-        order_file(path)
-        assert content([*lines, forged]) == path.read_bytes()
+        forged = result(3, text='{"id":"batch_req_b1_1"') + b"\n"
+        lines = [render(ResultRecord(number, "k", "expired"), "b_1-2") + b"\n" for number in (1, 2)]
+        assert [*lines, forged] == list(order_lines([forged, lines[1], lines[0]], Path("out"), tmp_path))
 
     def test_a_finished_output_is_ordered_and_recognised(self, out: Path) -> None:
         """And a crash between the two is repaired by the same command."""
@@ -458,19 +454,17 @@ class TestOrder:
         assert is_complete(out, "digest")
 
     @pytest.mark.parametrize("line", [b"not ours\n", result(1)])
-    def test_a_file_that_llmq_did_not_write_is_left_alone(self, out: Path, line: bytes) -> None:
+    def test_a_file_that_llmq_did_not_write_is_left_alone(self, tmp_path: Path, line: bytes) -> None:
         """A foreign line, or a torn one."""
-        out.write_bytes(content([result(2)]) + line)
-        before = snapshot(out.parent)
-        with pytest.raises(UsageError, match="line 2 was not written by llmq"):
-            order_file(out)
-        assert before == snapshot(out.parent)
+        with pytest.raises(UsageError, match="out: line 2 was not written by llmq"):
+            list(order_lines([result(2) + b"\n", line], Path("out"), tmp_path))
 
     def test_the_permissions_of_the_file_are_kept(self, out: Path) -> None:
         """The new file takes the old one's place."""
-        out.write_bytes(content(RESULTS))
-        out.chmod(0o640)
-        order_file(out)
+        with open_output(out, "b1", ordered=True) as output:
+            write(output, RESULTS)
+            out.chmod(0o640)
+            output.finish("5")
         assert 0o640 == out.stat().st_mode & 0o777
 
 
