@@ -25,6 +25,7 @@ from llmq.gateway.admission import Admission, OpenAdmission
 from llmq.gateway.app import WebLimits, build_app
 from llmq.gateway.body_guard import Pace
 from llmq.gateway.canceller import Canceller
+from llmq.gateway.contact import Contact
 from llmq.gateway.direct import Direct
 from llmq.gateway.errors import ApiError
 from llmq.gateway.fleet import Fleet
@@ -99,6 +100,7 @@ class Foundation:
     queue: Queue
     listener: Listener
     client_id: str
+    contact: Contact
     fleet: Fleet
     admission: Admission
 
@@ -149,7 +151,9 @@ async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitSta
     listener = Listener(queue, reader, client_id)
     stack.push_async_callback(listener.close)
     listener.listen()
-    return Foundation(url, options, redis, queue, listener, client_id, Fleet(queue, url), OpenAdmission(options.tenant))
+    contact = Contact()
+    fleet, admission = Fleet(queue, url, contact), OpenAdmission(options.tenant)
+    return Foundation(url, options, redis, queue, listener, client_id, contact, fleet, admission)
 
 
 def _additions(foundation: Foundation) -> list[Addition]:
@@ -173,7 +177,13 @@ def _compose(
     if direct is not None:
         stack.push_async_callback(direct.close)
     jobs = Jobs(
-        foundation.listener, foundation.client_id, foundation.url, canceller, foundation.fleet, options.flex_timeout
+        foundation.listener,
+        foundation.client_id,
+        foundation.url,
+        contact=foundation.contact,
+        canceller=canceller,
+        fleet=foundation.fleet,
+        flex_timeout=options.flex_timeout,
     )
     larger = {begin: size for added in additions for begin, size in added.larger_bodies.items()}
     return build_app(

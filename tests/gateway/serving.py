@@ -36,7 +36,9 @@ class Gateway:
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Any:
         """Ask; bytes are sent as they are, other bodies as JSON."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.http.post(self.base + path, data=data, headers={"content-type": "application/json"} | (headers or {}))
+        return self.http.post(
+            self.base + path, data=data, headers={"content-type": "application/json"} | (headers or {})
+        )
 
     def chat(self, text: str = "hi", *, headers: dict[str, str] | None = None, **fields: Any) -> Any:
         """Ask for a chat completion."""

@@ -7,6 +7,7 @@ import io
 import json
 import time
 from collections.abc import AsyncIterator
+from typing import ClassVar
 
 import pytest
 
@@ -162,7 +163,9 @@ class TestSizes:
         """A picture comes through unharmed, in one piece or in chunks."""
         engine.on_request = lambda request: request.answer(body=whole("seen"))
         url = "data:image/png;base64," + "A" * (16 * 2**20 - 300)
-        raw = json.dumps({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]})
+        raw = json.dumps(
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}
+        )
 
         async def pieces() -> AsyncIterator[bytes]:
             for first in range(0, len(raw), 2**20):
@@ -244,7 +247,7 @@ class TestManyConnections:
 class TestCors:
     """Web pages of other origins."""
 
-    ASK = {"origin": "https://chat.example", "access-control-request-method": "POST"}
+    ASK: ClassVar = {"origin": "https://chat.example", "access-control-request-method": "POST"}
 
     async def test_it_is_off_by_default(self, front: Gateway) -> None:
         """No page may call the gateway from a browser."""
