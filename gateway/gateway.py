@@ -29,7 +29,7 @@ from llmq.gateway.contact import Contact
 from llmq.gateway.direct import Direct
 from llmq.gateway.errors import ApiError
 from llmq.gateway.fleet import Fleet
-from llmq.gateway.http_server import HEAD_S, HttpServer
+from llmq.gateway.http_server import HEAD_S, STALL_S, HttpServer
 from llmq.gateway.inference import Service
 from llmq.gateway.jobs import Jobs
 from llmq.gateway.models import model_routes
@@ -86,8 +86,17 @@ class GatewayOptions:
     direct: str | None = None
     engine_api_key: str | None = None
     head_s: float = HEAD_S
+    stall_s: float = STALL_S
     pace: Pace = field(default_factory=Pace)
     patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReport:
+    """What a gateway has done: requests that it answered, and answers that its end cut off."""
+
+    requests: int
+    cut_off: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +129,7 @@ async def serve(
     sockets: list[socket.socket],
     stop: StopSignals,
     on_ready: Callable[[], object] = lambda: None,
-) -> None:
+) -> GatewayReport:
     """Serve until asked to stop, and until what is open then has ended. Raises LLMQError where it cannot begin."""
     async with AsyncExitStack() as stack:
         foundation = await _lay_foundation(url, options, stack)
@@ -135,10 +144,12 @@ async def serve(
             app,
             max_connections=options.max_connections,
             head_s=options.head_s,
+            stall_s=options.stall_s,
             last_s=options.grace + LAST_WORDS_S,
         )
-        await _serve_until_stopped(server, sockets, stop, options.grace, tower, on_ready)
+        cut_off = await _serve_until_stopped(server, sockets, stop, options.grace, tower, on_ready)
         await canceller.flush(LAST_WORDS_S)
+    return GatewayReport(server.requests, cut_off)
 
 
 async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitStack) -> Foundation:
@@ -201,7 +212,8 @@ async def _serve_until_stopped(
     grace: float,
     tower: Watchtower,
     on_ready: Callable[[], object],
-) -> None:
+) -> int:
+    """Serve; return how many answers were cut off in the end."""
     serving = asyncio.create_task(server.serve(sockets))
     quiet, at_once = asyncio.create_task(stop.quiet()), asyncio.create_task(stop.at_once())
     try:
@@ -210,8 +222,9 @@ async def _serve_until_stopped(
         await asyncio.wait({serving, quiet}, return_when=asyncio.FIRST_COMPLETED)
         server.stop()
         await asyncio.wait({serving, at_once}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
-        tower.end_all(_stopping())
+        cut_off = tower.end_all(_stopping())
         await serving
+        return cut_off
     finally:
         server.stop()
         await end_tasks(quiet, at_once, serving)
