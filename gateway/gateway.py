@@ -216,18 +216,21 @@ async def _serve_until_stopped(
     """Serve; return how many answers were cut off in the end."""
     serving = asyncio.create_task(server.serve(sockets))
     quiet, at_once = asyncio.create_task(stop.quiet()), asyncio.create_task(stop.at_once())
+    deaf = asyncio.create_task(tower.listener.broken())
     try:
         await server.started()
         on_ready()
-        await asyncio.wait({serving, quiet}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, quiet, deaf}, return_when=asyncio.FIRST_COMPLETED)
         server.stop()
+        if deaf.done():  # it hears no answers any more: whoever supervises it starts a new one
+            deaf.result()
         await asyncio.wait({serving, at_once}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
         cut_off = tower.end_all(_stopping())
         await serving
         return cut_off
     finally:
         server.stop()
-        await end_tasks(quiet, at_once, serving)
+        await end_tasks(quiet, at_once, deaf, serving)
 
 
 async def _keep(part: BackgroundPart) -> None:
