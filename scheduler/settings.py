@@ -89,6 +89,11 @@ def _check_keys(value: SecretStr) -> SecretStr:
     return value
 
 
+def _split(value: object) -> object:
+    """Read a list that was given as one text."""
+    return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
 Seconds = Annotated[float, BeforeValidator(_no_bool), _read(parse_duration)]
 Bytes = Annotated[int, BeforeValidator(_no_bool), _read(parse_size), Field(ge=1)]
 
@@ -136,6 +141,23 @@ class Settings(BaseModel):
     log_format: Literal["text", "json"] = "text"
     """How: `key=value`, or one JSON object a line."""
 
+    listen_host: str = "127.0.0.1"
+    """The address that a gateway listens on, and its port."""
+
+    listen_port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65_535)] = 8800
+
+    flex_timeout: Seconds = 600.0
+    """How long a single call of the batch class may wait in the queue."""
+
+    direct: str | None = None
+    """An engine that a gateway asks for chat while Redis is away; None: it answers 503."""
+
+    cors_origins: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    """Origins whose web pages may call a gateway; none by default."""
+
+    max_connections: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=1_000_000)] = 10_000
+    """Connections of clients that a gateway holds at a time."""
+
     max_line_bytes: Bytes = 1024**2
     max_body_bytes: Bytes = 16 * 1024**2
     max_answer_bytes: Bytes = 8 * 1024**2
@@ -147,7 +169,7 @@ class Settings(BaseModel):
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
-            yield name, redact(value) if name in ("redis_url", "engine") and isinstance(value, str) else value
+            yield name, redact(value) if name in ("redis_url", "engine", "direct") and isinstance(value, str) else value
 
 
 #: What pydantic calls a number that cannot be taken, in our words.

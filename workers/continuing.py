@@ -62,13 +62,13 @@ def continued(job: Job, kept: Kept, engine: EngineInfo) -> Job | None:
         body["min_tokens"] = max(0, least - kept.tokens)
     if job.url == COMPLETIONS:
         # A prompt that goes on is a prompt: no engine need be asked. The simulated one makes noise of the whole of it.
-        return None if engine.simulated else replace(job, body={**body, "prompt": body["prompt"] + kept.text})
+        return None if engine.simulated else replace(job, body={**body, "prompt": body["prompt"] + kept.text}, raw=b"")
     if engine.continues is None:
         return None
     body["messages"] = [*body["messages"], {"role": "assistant", "content": kept.text}]
     if engine.continues is Continues.FLAG:
         body |= {"continue_final_message": True, "add_generation_prompt": False}
-    return replace(job, body=body)
+    return replace(job, body=body, raw=b"")
 
 
 def model_of(job: Job, engine: EngineInfo) -> str:

@@ -11,18 +11,19 @@
 --         6 cost      LLM tokens, estimated
 --         7 ttl       longest time in the queue, ms; 0 is none; empty is the class's setting
 --         8 client    whose inbox is rung
+--         9 digest    of what is asked, where the id is one of a key: another digest is another request; may be empty
 -- From    nothing
 -- To      waiting
--- Returns ok, entry | exists, entry | full, cap
+-- Returns ok, entry | exists, entry | differs, entry (the id is that of another request) | full, cap
 
 local stream, job = KEYS[19], KEYS[20]
-local id, lane, cls, tenant, data, cost, ttl, client = unpack(ARGV)
+local id, lane, cls, tenant, data, cost, ttl, client, digest = unpack(ARGV)
 
 local NEVER = '9000000000000000' -- as text: Lua takes a microsecond to write a number of this size
 local CLOCK_STEP = 10 -- ms; between two commands of one script a clock moves less, unless it is set
 
-local known = redis.call('HGET', job, 'entry')
-if known then return {'exists', known} end
+local known, known_digest = unpack(redis.call('HMGET', job, 'entry', 'digest'))
+if known then return {known_digest and digest ~= '' and known_digest ~= digest and 'differs' or 'exists', known} end
 local chat = cls == 'i'
 local virtual, cap, queue_ttl =
   unpack(redis.call('HMGET', config, 'virtual', chat and 'cap_interactive' or 'cap_batch', 'queue_ttl'))
@@ -44,6 +45,7 @@ local record = {'HSET', job, 'lane', lane, 'entry', entry, 'client', client}
 local function note(name, value) record[#record + 1] = name record[#record + 1] = value end
 if expires then note('expires_at', expires) end
 if math.abs(string.match(entry, '^%d+') - now) > CLOCK_STEP then note('submitted_at', now) end
+if digest ~= '' then note('digest', digest) end
 redis.call(unpack(record))
 redis.call('HINCRBY', counts, cls, 1)
 arrive(lane, meta, now)
