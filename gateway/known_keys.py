@@ -1,0 +1,87 @@
+"""The keys that a gateway knows: all API keys of its queue, in memory, at most a second old.
+
+Who calls is asked of every request, so it may cost no trip to Redis. One small read a second sees whether any key has
+changed; all of them are read again only then. A key that is not known costs nothing more than one that is, whoever
+tries many. While Redis is away, what is known goes on for half a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from llmq.scheduler.api_key import ApiKey
+from llmq.scheduler.api_keys import ApiKeys, KeyRing
+from llmq.scheduler.errors import RedisUnavailable
+from llmq.scheduler.outage import REDIS_ERRORS, is_away
+
+#: How old what is known may be: a key that is revoked opens this gateway for so long.
+FRESH_S = 1.0
+
+#: A key that is not known may have been made a moment ago: then it is looked for again, ten times a second at most.
+LOOK_AGAIN_S = 0.1
+
+#: While Redis is away.
+STALE_S = 30.0
+
+#: What Redis may take for an answer; a caller waits for it.
+TIMEOUT_S = 0.5
+
+
+class KnownKeys:
+    """What a gateway knows of its queue's API keys; `clock` is monotonic, in seconds."""
+
+    def __init__(self, keys: ApiKeys, clock: Callable[[], float] = time.monotonic) -> None:
+        self._keys = keys
+        self._clock = clock
+        self._ring: KeyRing | None = None
+        self._read_at = 0.0
+        self._tried_at: float | None = None
+        self._reading = asyncio.Lock()
+        self._required = False
+
+    async def required(self) -> bool:
+        """Whether callers need a key: one has been made, now or at any time that this process remembers.
+
+        Also after the last one was revoked, and for a Redis that came back empty: a gateway that was closed may not
+        open by itself. Raises RedisUnavailable.
+        """
+        await self._current(FRESH_S)
+        return self._required
+
+    async def find(self, key_id: str) -> ApiKey | None:
+        """Return a key by its id; None where there is none. Raises RedisUnavailable."""
+        key = (await self._current(FRESH_S)).keys.get(key_id)
+        return key or (await self._current(LOOK_AGAIN_S)).keys.get(key_id)
+
+    async def _current(self, fresh_s: float) -> KeyRing:
+        if self._ring is not None and not self._due(fresh_s):
+            return self._ring
+        async with self._reading:  # those who come meanwhile wait for the one answer
+            if self._ring is None or self._due(fresh_s):
+                await self._read()
+        if self._ring is None or self._clock() - self._read_at > STALE_S:
+            raise RedisUnavailable("Redis does not say which API keys there are; try again in a moment")
+        return self._ring
+
+    def _due(self, fresh_s: float) -> bool:
+        """Whether to ask again. While Redis is away, no more than once a second: every caller would wait for it."""
+        now = self._clock()
+        pause = fresh_s if self._tried_at == self._read_at else FRESH_S
+        return self._tried_at is None or now - self._tried_at >= pause
+
+    async def _read(self) -> None:
+        self._tried_at = now = self._clock()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                if self._ring is None or await self._keys.stamp() != self._ring.stamp:
+                    self._ring = await self._keys.ring()
+        except TimeoutError:
+            return
+        except REDIS_ERRORS as error:
+            if not is_away(error):
+                raise
+            return
+        self._read_at = now
+        self._required = self._required or self._ring.stamp > 0
