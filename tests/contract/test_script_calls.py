@@ -40,6 +40,7 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
             cost=7,
             ttl_ms=60,
             client="c1",
+            digest="d1",
         ),
         {
             "id": "j1",
@@ -50,6 +51,7 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
             "cost": 7,
             "ttl": 60,
             "client": "c1",
+            "digest": "d1",
         },
     ),
     (
