@@ -21,7 +21,6 @@ from redis.asyncio import Redis
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from llmq.gateway.admission import Admission, OpenAdmission
 from llmq.gateway.app import WebLimits, build_app
 from llmq.gateway.body_guard import Pace
 from llmq.gateway.canceller import Canceller
@@ -31,6 +30,7 @@ from llmq.gateway.fleet import Fleet
 from llmq.gateway.http_server import HEAD_S, HttpServer
 from llmq.gateway.inference import Service
 from llmq.gateway.jobs import Jobs
+from llmq.gateway.keyed_admission import KeyedAdmission
 from llmq.gateway.models import model_routes
 from llmq.gateway.ops import ops_routes
 from llmq.gateway.vigil import Patience, Watchtower
@@ -73,10 +73,14 @@ class BackgroundPart(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """What a gateway goes by; times in seconds. `direct` is the engine to ask while Redis is away."""
+    """What a gateway goes by; times in seconds. `direct` is the engine to ask while Redis is away.
+
+    `open_without_keys` lets anybody in, as `tenant`, while no API key has been made.
+    """
 
     queue: str = "default"
     tenant: str = "default"
+    open_without_keys: bool = True
     grace: float = 30.0
     flex_timeout: float = 600.0
     max_body_bytes: int = 16 * 2**20
@@ -100,7 +104,7 @@ class Foundation:
     listener: Listener
     client_id: str
     fleet: Fleet
-    admission: Admission
+    admission: KeyedAdmission
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,8 @@ async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitSta
     listener = Listener(queue, reader, client_id)
     stack.push_async_callback(listener.close)
     listener.listen()
-    return Foundation(url, options, redis, queue, listener, client_id, Fleet(queue, url), OpenAdmission(options.tenant))
+    admission = KeyedAdmission(queue, tenant=options.tenant, open_without_keys=options.open_without_keys)
+    return Foundation(url, options, redis, queue, listener, client_id, Fleet(queue, url), admission)
 
 
 def _additions(foundation: Foundation) -> list[Addition]:
@@ -158,6 +163,7 @@ def _additions(foundation: Foundation) -> list[Addition]:
     return [
         Addition(routes=model_routes(fleet)),
         Addition(routes=ops_routes(queue, fleet, foundation.url)),
+        Addition(background=[foundation.admission]),
     ]
 
 

@@ -19,14 +19,16 @@ from llmq.gateway.admission import Caller, Pass, free_pass
 from llmq.gateway.errors import ApiError
 from llmq.gateway.known_keys import KnownKeys
 from llmq.gateway.rate_limits import headers_of, refusal
+from llmq.gateway.translation import queue_away
 from llmq.scheduler import scripts
 from llmq.scheduler.api_key import KeyState, id_in
 from llmq.scheduler.api_keys import ApiKeys
 from llmq.scheduler.errors import RedisUnavailable
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.key_scripts import enter, leave, stay
-from llmq.scheduler.outage import REDIS_ERRORS, is_away
+from llmq.scheduler.outage import REDIS_ERRORS
 from llmq.scheduler.queue import Queue
+from llmq.scheduler.tasks import within
 
 #: A place that nobody has renewed for this long belongs to a gateway that has died.
 LEASE_S = 30.0
@@ -42,12 +44,15 @@ _log = logging.getLogger(__name__)
 
 
 class KeyedAdmission:
-    """Lets callers in by their API keys; `open_without_keys` also lets anybody in while no key has ever been made."""
+    """Lets callers in by their API keys.
 
-    def __init__(self, queue: Queue, *, open_without_keys: bool = True) -> None:
+    While no key has ever been made, `open_without_keys` lets anybody in, as `tenant`.
+    """
+
+    def __init__(self, queue: Queue, *, tenant: str = "default", open_without_keys: bool = True) -> None:
         self._queue = queue
         self._known = KnownKeys(ApiKeys(queue))
-        self._open_without_keys = open_without_keys
+        self._anybody = Caller(tenant) if open_without_keys else None
         self._inside: dict[str, _KeyedPass] = {}
 
     async def any_keys(self) -> bool:
@@ -57,13 +62,13 @@ class KeyedAdmission:
     async def identify(self, authorization: str | None) -> Caller:
         """Return who calls, by the Authorization header. Raises ApiError (401, 503)."""
         try:
-            if not await self._known.required():
-                if self._open_without_keys:
-                    return Caller()
-                raise _unauthorized("this gateway needs API keys and none has been made: llmq keys create --tenant T")
-            return await self._holder(_bearer(authorization))
+            if await self._known.required():
+                return await self._holder(_bearer(authorization))
         except RedisUnavailable as error:
-            raise _away(str(error)) from error
+            raise queue_away() from error
+        if self._anybody is None:
+            raise _unauthorized("this gateway needs API keys and none has been made: llmq keys create --tenant T")
+        return self._anybody
 
     async def enter(self, caller: Caller, cls: TrafficClass, tokens: int) -> Pass:
         """Let one call of estimated `tokens` LLM tokens in. Raises ApiError (403: class not allowed, 429, 503)."""
@@ -84,21 +89,16 @@ class KeyedAdmission:
             lease_ms=round(LEASE_S * 1000),
         )
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                entry = await scripts.run(self._queue.redis, call)
+            entry = await within(TIMEOUT_S, scripts.run(self._queue.redis, call))
         except TimeoutError:
-            raise _away("Redis did not answer in time; try again in a moment") from None
-        except REDIS_ERRORS as error:
-            if not is_away(error):
-                raise
-            raise _away("Redis is away; try again in a moment") from error
+            raise queue_away() from None
         if entry.refused:
             raise refusal(caller.limits, entry, tokens)
         made = _KeyedPass(self, caller, call_id, tokens, headers_of(caller.limits, entry))
         self._inside[call_id] = made
         return made
 
-    async def keep_places(self) -> None:
+    async def run(self) -> None:
         """Renew the places of the calls that go on, until cancelled; a gateway runs this beside its calls."""
         while True:
             await asyncio.sleep(RENEW_S)
@@ -170,7 +170,3 @@ def _bearer(authorization: str | None) -> str | None:
 
 def _unauthorized(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-
-
-def _away(message: str) -> ApiError:
-    return ApiError(503, message, code="redis_unavailable", retry_after=1.0)

@@ -15,6 +15,7 @@ from llmq.scheduler.api_key import ApiKey
 from llmq.scheduler.api_keys import ApiKeys, KeyRing
 from llmq.scheduler.errors import RedisUnavailable
 from llmq.scheduler.outage import REDIS_ERRORS, is_away
+from llmq.scheduler.tasks import within
 
 #: How old what is known may be: a key that is revoked opens this gateway for so long.
 FRESH_S = 1.0
@@ -74,9 +75,7 @@ class KnownKeys:
     async def _read(self) -> None:
         self._tried_at = now = self._clock()
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                if self._ring is None or await self._keys.stamp() != self._ring.stamp:
-                    self._ring = await self._keys.ring()
+            self._ring = await within(TIMEOUT_S, self._newest())
         except TimeoutError:
             return
         except REDIS_ERRORS as error:
@@ -85,3 +84,8 @@ class KnownKeys:
             return
         self._read_at = now
         self._required = self._required or self._ring.stamp > 0
+
+    async def _newest(self) -> KeyRing:
+        if self._ring is not None and await self._keys.stamp() == self._ring.stamp:
+            return self._ring
+        return await self._keys.ring()

@@ -57,7 +57,7 @@ async def take_all(admission: KeyedAdmission, caller: Caller) -> None:
             held.append(await admission.enter(caller, TrafficClass.INTERACTIVE, 1))
         except ApiError:
             print(f"holds {len(held)}", flush=True)
-            await admission.keep_places()
+            await admission.run()
 
 
 if __name__ == "__main__":

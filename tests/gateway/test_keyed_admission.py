@@ -16,10 +16,12 @@ from llmq.gateway.admission import Caller
 from llmq.gateway.errors import ApiError
 from llmq.gateway.keyed_admission import KeyedAdmission
 from llmq.gateway.known_keys import KnownKeys
+from llmq.gateway.translation import api_error
 from llmq.scheduler.api_key import KeyLimits
 from llmq.scheduler.api_keys import ApiKeys
 from llmq.scheduler.connection import connect
 from llmq.scheduler.job import TrafficClass
+from llmq.scheduler.outage import REDIS_ERRORS
 from llmq.scheduler.queue import Queue
 from tests.conftest import OwnServer
 from tests.servers import Server
@@ -73,6 +75,7 @@ class TestWhoCalls:
         """With any key or none; and a gateway that may not be open refuses, naming the command."""
         for given in (None, "Bearer sk-anything", "nonsense"):
             assert Caller() == await admission.identify(given)
+        assert Caller("team") == await KeyedAdmission(admission._queue, tenant="team").identify(None)
         assert not await admission.any_keys()
         closed = KeyedAdmission(admission._queue, open_without_keys=False)
         error = await refused(closed.identify("Bearer sk-anything"))
@@ -222,7 +225,7 @@ class TestRedisAway:
         admission = KeyedAdmission(away)
         admission._known = known
         error = await refused(admission.identify(bearer(secret)))
-        assert (503, "redis_unavailable", "1") == (error.status, error.code, error.headers["retry-after"])
+        assert (503, "queue_unavailable", "2") == (error.status, error.code, error.headers["retry-after"])
 
     async def test_a_gateway_that_never_saw_redis_answers_503(self, away: Queue, server: Server) -> None:
         """It does not know whether keys are needed, and lets nobody in."""
@@ -237,9 +240,11 @@ class TestRedisAway:
         inside = await admission.enter(caller, CHAT, 1)
         server.kill()
         async with asyncio.timeout(3):
-            error = await refused(admission.enter(caller, CHAT, 1))
+            with pytest.raises((ApiError, *REDIS_ERRORS)) as caught:
+                await admission.enter(caller, CHAT, 1)
             await inside.leave(5)
-        assert (503, "1") == (error.status, error.headers["retry-after"])
+        error = api_error(caught.value)  # as the boundary does
+        assert (503, "2") == (error.status, error.headers["retry-after"])
 
 
 class TestEntering:
@@ -283,7 +288,7 @@ class TestEntering:
         admission = KeyedAdmission(queue)
         caller = Caller("anna", "k1", limits=KeyLimits(concurrency=1))
         await admission.enter(caller, CHAT, 1)
-        renewing = asyncio.create_task(admission.keep_places())
+        renewing = asyncio.create_task(admission.run())
         ends = float(await redis.zscore(queue.keys.passes("k1"), next(iter(admission._inside))) or 0)
         while await queue.now_ms() < ends + 200:
             assert 429 == (await refused(admission.enter(caller, CHAT, 1))).status
