@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
@@ -27,10 +28,12 @@ from llmq.gateway.canceller import Canceller
 from llmq.gateway.direct import Direct
 from llmq.gateway.errors import ApiError
 from llmq.gateway.fleet import Fleet
+from llmq.gateway.http_metrics import HttpMetrics
 from llmq.gateway.http_server import HEAD_S, HttpServer
 from llmq.gateway.inference import Service
 from llmq.gateway.jobs import Jobs
 from llmq.gateway.keyed_admission import KeyedAdmission
+from llmq.gateway.metrics import metrics_routes
 from llmq.gateway.models import model_routes
 from llmq.gateway.ops import ops_routes
 from llmq.gateway.vigil import Patience, Watchtower
@@ -105,6 +108,7 @@ class Foundation:
     client_id: str
     fleet: Fleet
     admission: KeyedAdmission
+    registry: CollectorRegistry
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,8 @@ async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitSta
     stack.push_async_callback(listener.close)
     listener.listen()
     admission = KeyedAdmission(queue, tenant=options.tenant, open_without_keys=options.open_without_keys)
-    return Foundation(url, options, redis, queue, listener, client_id, Fleet(queue, url), admission)
+    registry = CollectorRegistry(auto_describe=False)
+    return Foundation(url, options, redis, queue, listener, client_id, Fleet(queue, url), admission, registry)
 
 
 def _additions(foundation: Foundation) -> list[Addition]:
@@ -163,6 +168,7 @@ def _additions(foundation: Foundation) -> list[Addition]:
     return [
         Addition(routes=model_routes(fleet)),
         Addition(routes=ops_routes(queue, fleet, foundation.url)),
+        Addition(routes=metrics_routes(queue, foundation.registry)),
         Addition(background=[foundation.admission]),
     ]
 
@@ -182,12 +188,13 @@ def _compose(
         foundation.listener, foundation.client_id, foundation.url, canceller, foundation.fleet, options.flex_timeout
     )
     larger = {begin: size for added in additions for begin, size in added.larger_bodies.items()}
-    return build_app(
+    app = build_app(
         Service(jobs, foundation.admission, tower, direct),
         [route for added in additions for route in added.routes],
         foundation.admission,
         WebLimits(options.max_body_bytes, larger, options.pace, options.cors_origins),
     )
+    return HttpMetrics(app, foundation.registry)
 
 
 async def _serve_until_stopped(

@@ -18,6 +18,7 @@ from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.lease import batch_of
 from llmq.scheduler.measures import Figures, merge
 from llmq.scheduler.queue import Queue
+from llmq.scheduler.totals import read_totals, sums
 
 __all__ = ["ClassStatus", "QueueStatus", "WorkerStatus", "read_status", "read_workers"]
 
@@ -105,6 +106,7 @@ class QueueStatus:
     lanes: int
     lanes_cut: bool
     results_bytes: int
+    totals: Mapping[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Return what `status --json` prints; null stands where nothing was measured."""
@@ -129,6 +131,7 @@ class QueueStatus:
             "lanes": self.lanes,
             "lanes_cut": self.lanes_cut,
             "results_bytes": self.results_bytes,
+            "totals": sums(self.totals),
         }
 
 
@@ -142,6 +145,7 @@ class _Shared:
     lanes: int
     dead: int
     results_bytes: int
+    totals: Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,7 @@ async def read_status(queue: Queue) -> QueueStatus:
         lanes=shared.lanes,
         lanes_cut=shared.lanes > len(names),
         results_bytes=shared.results_bytes,
+        totals=read_totals(shared.totals),
     )
 
 
@@ -204,8 +209,9 @@ async def _read_shared(queue: Queue) -> _Shared:
     pipe.hlen(keys.lanes)
     pipe.xlen(keys.dead)
     pipe.get(keys.held)
-    config, bucket, counts, lanes, dead, held = await pipe.execute()
-    return _Shared(config, bucket, counts, lanes, dead, int(held or 0))
+    pipe.hgetall(keys.totals)
+    config, bucket, counts, lanes, dead, held, totals = await pipe.execute()
+    return _Shared(config, bucket, counts, lanes, dead, int(held or 0), totals)
 
 
 async def _read_lane_names(queue: Queue) -> dict[str, TrafficClass]:

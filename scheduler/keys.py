@@ -105,6 +105,11 @@ class QueueKeys:
         return f"{self.prefix}bell:{letter}"
 
     @property
+    def totals(self) -> str:
+        """Hash of what workers have counted (`totals.py`); a week from the last heartbeat."""
+        return self.prefix + "totals"
+
+    @property
     def api_keys(self) -> str:
         """Hash key id -> record (tenant, digest, limits), permanent; the field `stamp` changes with every write."""
         return self.prefix + "keys"

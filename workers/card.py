@@ -31,7 +31,6 @@ class Card:
         """Return the fields of a heartbeat; the lease thread calls this."""
         running = slots.running()
         interactive = count_interactive(running)
-        cap, reserve = slots.batch_cap, slots.reserve
         return {
             "id": self.worker_id,
             "host": self.host,
@@ -45,8 +44,8 @@ class Card:
             "slots": slots.concurrency,
             "busy_i": interactive,
             "busy_b": len(running) - interactive,
-            "batch_cap": slots.concurrency - reserve if cap is None else cap,
-            "reserve": reserve,
+            "batch_cap": slots.batch_limit,
+            "reserve": slots.reserve,
             "state": self.state,
             "started_at": round(self.started_at * 1000),
             "seen_at": round(time.time() * 1000),

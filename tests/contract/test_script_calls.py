@@ -158,7 +158,11 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
     (scripts.configure(QUEUE, {"rate": "5", "burst": "1"}), {"field": "rate", "value": "5"}),
     (
         scripts.beat(QUEUE, "w1", ttl_ms=30, fields={"host": "h1"}),
-        {"id": "w1", "ttl": 30, "field": "host", "value": "h1"},
+        {"id": "w1", "ttl": 30, "field": "host", "value": "h1", "told": ""},
+    ),
+    (
+        scripts.beat(QUEUE, "w1", ttl_ms=30, fields={}, totals={"n": 7}, told={"n": 5}),
+        {"id": "w1", "ttl": 30, "field": "t.n", "value": 7, "told": 5},
     ),
     (scripts.lead(QUEUE, "w1", interval_ms=2500), {"consumer": "w1", "interval": 2500}),
     (scripts.forget(QUEUE, "w1", lane="i:ann"), {"consumer": "w1"}),
@@ -194,6 +198,7 @@ MEANINGS = {
     "inbox": {QUEUE.inbox("c1")},
     "worker": {QUEUE.worker("w1")},
     "sweeper": {QUEUE.sweeper},
+    "totals": {QUEUE.totals},
     "keys": {QUEUE.api_keys},
     "limit": {QUEUE.limit("k1")},
     "passes": {QUEUE.passes("k1")},
