@@ -70,6 +70,8 @@ class Fleet:
             return self._view
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
+            # Those that asked may have left by then: nobody need hear of its failure.
+            self._looking.add_done_callback(lambda looking: looking.cancelled() or looking.exception())
         with redis_errors(self._url):
             # Shielded: the look is everybody's, whoever of those that wait for it may leave.
             return await asyncio.shield(self._looking)
