@@ -37,7 +37,7 @@ from llmq.gateway.metrics import metrics_routes
 from llmq.gateway.models import model_routes
 from llmq.gateway.ops import ops_routes
 from llmq.gateway.vigil import Patience, Watchtower
-from llmq.scheduler.connection import connect
+from llmq.scheduler.connection import connect, redis_errors
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.tasks import end_tasks
 from llmq.scheduler.waiting import BLOCK_S, Listener
@@ -158,6 +158,8 @@ async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitSta
     stack.push_async_callback(listener.close)
     listener.listen()
     admission = KeyedAdmission(queue, tenant=options.tenant, open_without_keys=options.open_without_keys)
+    with redis_errors(url):
+        await admission.any_keys()  # known from the start on, whatever becomes of Redis then
     registry = CollectorRegistry(auto_describe=False)
     return Foundation(url, options, redis, queue, listener, client_id, Fleet(queue, url), admission, registry)
 

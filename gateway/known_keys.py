@@ -2,7 +2,7 @@
 
 Who calls is asked of every request, so it may cost no trip to Redis. One small read a second sees whether any key has
 changed; all of them are read again only then. A key that is not known costs nothing more than one that is, whoever
-tries many. While Redis is away, what is known goes on for half a minute.
+tries many. While Redis is away, what is known goes on for five minutes, and an open gateway stays open.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ FRESH_S = 1.0
 #: A key that is not known may have been made a moment ago: then it is looked for again, ten times a second at most.
 LOOK_AGAIN_S = 0.1
 
-#: While Redis is away.
-STALE_S = 30.0
+#: While Redis is away: what a restart takes that loads a lot of data. Nobody can revoke a key meanwhile, except where
+#: only this gateway has lost Redis.
+STALE_S = 300.0
 
 #: What Redis may take for an answer; a caller waits for it.
 TIMEOUT_S = 0.5
@@ -48,23 +49,26 @@ class KnownKeys:
         Also after the last one was revoked, and for a Redis that came back empty: a gateway that was closed may not
         open by itself. Raises RedisUnavailable.
         """
-        await self._current(FRESH_S)
+        await self._refresh(FRESH_S)
+        if self._ring is None:
+            raise _unknown()
         return self._required
 
     async def find(self, key_id: str) -> ApiKey | None:
         """Return a key by its id; None where there is none. Raises RedisUnavailable."""
-        key = (await self._current(FRESH_S)).keys.get(key_id)
-        return key or (await self._current(LOOK_AGAIN_S)).keys.get(key_id)
+        return await self._look(key_id, FRESH_S) or await self._look(key_id, LOOK_AGAIN_S)
 
-    async def _current(self, fresh_s: float) -> KeyRing:
-        if self._ring is not None and not self._due(fresh_s):
-            return self._ring
-        async with self._reading:  # those who come meanwhile wait for the one answer
-            if self._ring is None or self._due(fresh_s):
-                await self._read()
+    async def _look(self, key_id: str, fresh_s: float) -> ApiKey | None:
+        await self._refresh(fresh_s)
         if self._ring is None or self._clock() - self._read_at > STALE_S:
-            raise RedisUnavailable("Redis does not say which API keys there are; try again in a moment")
-        return self._ring
+            raise _unknown()
+        return self._ring.keys.get(key_id)
+
+    async def _refresh(self, fresh_s: float) -> None:
+        if self._due(fresh_s):
+            async with self._reading:  # those who come meanwhile wait for the one answer
+                if self._due(fresh_s):
+                    await self._read()
 
     def _due(self, fresh_s: float) -> bool:
         """Whether to ask again. While Redis is away, no more than once a second: every caller would wait for it."""
@@ -89,3 +93,7 @@ class KnownKeys:
         if self._ring is not None and await self._keys.stamp() == self._ring.stamp:
             return self._ring
         return await self._keys.ring()
+
+
+def _unknown() -> RedisUnavailable:
+    return RedisUnavailable("Redis does not say which API keys there are; try again in a moment")
