@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import socket
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmq.cli.options import Grace, Queue, RedisUrl, Tenant
-from llmq.cli.render import notice
+from llmq.cli.options import Grace, Json, Queue, RedisUrl, Tenant
+from llmq.cli.render import count_of, notice, print_json
 from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session
 from llmq.scheduler.api_keys import ApiKeys
@@ -19,7 +20,7 @@ from llmq.scheduler.settings import Settings
 from llmq.workers.shutdown import Shutdown
 
 if TYPE_CHECKING:
-    from llmq.gateway.gateway import GatewayOptions
+    from llmq.gateway.gateway import GatewayOptions, GatewayReport
 
 #: What `pip install 'llmq-streams[gateway]'` brings, and the gateway cannot be without.
 _NEEDED = ("starlette", "uvicorn", "httptools")
@@ -49,6 +50,7 @@ def gateway(
     ] = None,
     grace: Grace = None,
     redis: RedisUrl = None,
+    json: Json = False,
 ) -> None:
     """Serve the OpenAI API: point any OpenAI client at it.
 
@@ -57,10 +59,10 @@ def gateway(
 
     \b
     Examples:
-      llmq gateway                           for clients on this machine
+      llmq gateway                            for clients on this machine
       llmq gateway --port 9000 --queue evals
-      llmq gateway --host 0.0.0.0            other hosts too, once there are keys
-      llmq gateway --direct http://gpu7:8000 chat goes on there while Redis is away
+      llmq gateway --host 0.0.0.0             other hosts too, once there are keys
+      llmq gateway --direct http://gpu7:8000  asked while Redis is away
     """
     _check_extra()
     loaded = load(
@@ -75,10 +77,14 @@ def gateway(
         redis_url=redis,
     )
     shutdown = Shutdown()
-    run_async(lambda: _serve(loaded.settings, shutdown, anyone=anyone), shutdown)
+    report = run_async(lambda: _serve(loaded.settings, shutdown, anyone=anyone), shutdown)
+    if json:
+        print_json(asdict(report))
+    else:
+        notice(f"ended gateway {count_of(report.requests, 'request')} answered, {report.cut_off:,} cut off")
 
 
-async def _serve(settings: Settings, shutdown: Shutdown, *, anyone: bool) -> None:
+async def _serve(settings: Settings, shutdown: Shutdown, *, anyone: bool) -> GatewayReport:
     from llmq.gateway.gateway import serve
 
     open_without_keys = anyone or _is_loopback(settings.listen_host)
@@ -90,11 +96,12 @@ async def _serve(settings: Settings, shutdown: Shutdown, *, anyone: bool) -> Non
             raise _needs_keys(settings.listen_host)
         sockets = _listen(settings.listen_host, settings.listen_port)
         try:
-            await serve(session.url, options, sockets, shutdown, lambda: _say_ready(settings, sockets, keyed=keyed))
+            return await serve(
+                session.url, options, sockets, shutdown, lambda: _say_ready(settings, sockets, keyed=keyed)
+            )
         finally:
             for listening in sockets:
                 listening.close()
-    notice("ended gateway")
 
 
 def _options(settings: Settings, *, open_without_keys: bool) -> GatewayOptions:

@@ -25,11 +25,12 @@ from starlette.types import ASGIApp
 from llmq.gateway.app import WebLimits, build_app
 from llmq.gateway.body_guard import Pace
 from llmq.gateway.canceller import Canceller
+from llmq.gateway.contact import Contact
 from llmq.gateway.direct import Direct
 from llmq.gateway.errors import ApiError
 from llmq.gateway.fleet import Fleet
 from llmq.gateway.http_metrics import HttpMetrics
-from llmq.gateway.http_server import HEAD_S, HttpServer
+from llmq.gateway.http_server import HEAD_S, STALL_S, HttpServer
 from llmq.gateway.inference import Service
 from llmq.gateway.jobs import Jobs
 from llmq.gateway.keyed_admission import KeyedAdmission
@@ -92,8 +93,17 @@ class GatewayOptions:
     direct: str | None = None
     engine_api_key: str | None = None
     head_s: float = HEAD_S
+    stall_s: float = STALL_S
     pace: Pace = field(default_factory=Pace)
     patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReport:
+    """What a gateway has done: requests that it answered, and answers that its end cut off."""
+
+    requests: int
+    cut_off: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,7 @@ class Foundation:
     queue: Queue
     listener: Listener
     client_id: str
+    contact: Contact
     fleet: Fleet
     admission: KeyedAdmission
     registry: CollectorRegistry
@@ -126,7 +137,7 @@ async def serve(
     sockets: list[socket.socket],
     stop: StopSignals,
     on_ready: Callable[[], object] = lambda: None,
-) -> None:
+) -> GatewayReport:
     """Serve until asked to stop, and until what is open then has ended. Raises LLMQError where it cannot begin."""
     async with AsyncExitStack() as stack:
         foundation = await _lay_foundation(url, options, stack)
@@ -141,10 +152,12 @@ async def serve(
             app,
             max_connections=options.max_connections,
             head_s=options.head_s,
+            stall_s=options.stall_s,
             last_s=options.grace + LAST_WORDS_S,
         )
-        await _serve_until_stopped(server, sockets, stop, options.grace, tower, on_ready)
+        cut_off = await _serve_until_stopped(server, sockets, stop, options.grace, tower, on_ready)
         await canceller.flush(LAST_WORDS_S)
+    return GatewayReport(server.requests, cut_off)
 
 
 async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitStack) -> Foundation:
@@ -157,11 +170,12 @@ async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitSta
     listener = Listener(queue, reader, client_id)
     stack.push_async_callback(listener.close)
     listener.listen()
-    admission = KeyedAdmission(queue, tenant=options.tenant, open_without_keys=options.open_without_keys)
+    contact = Contact()
+    admission = KeyedAdmission(queue, contact, tenant=options.tenant, open_without_keys=options.open_without_keys)
     with redis_errors(url):
         await admission.any_keys()  # known from the start on, whatever becomes of Redis then
-    registry = CollectorRegistry(auto_describe=False)
-    return Foundation(url, options, redis, queue, listener, client_id, Fleet(queue, url), admission, registry)
+    fleet, registry = Fleet(queue, url, contact), CollectorRegistry(auto_describe=False)
+    return Foundation(url, options, redis, queue, listener, client_id, contact, fleet, admission, registry)
 
 
 def _additions(foundation: Foundation) -> list[Addition]:
@@ -187,7 +201,13 @@ def _compose(
     if direct is not None:
         stack.push_async_callback(direct.close)
     jobs = Jobs(
-        foundation.listener, foundation.client_id, foundation.url, canceller, foundation.fleet, options.flex_timeout
+        foundation.listener,
+        foundation.client_id,
+        foundation.url,
+        contact=foundation.contact,
+        canceller=canceller,
+        fleet=foundation.fleet,
+        flex_timeout=options.flex_timeout,
     )
     larger = {begin: size for added in additions for begin, size in added.larger_bodies.items()}
     app = build_app(
@@ -206,20 +226,25 @@ async def _serve_until_stopped(
     grace: float,
     tower: Watchtower,
     on_ready: Callable[[], object],
-) -> None:
+) -> int:
+    """Serve; return how many answers were cut off in the end."""
     serving = asyncio.create_task(server.serve(sockets))
     quiet, at_once = asyncio.create_task(stop.quiet()), asyncio.create_task(stop.at_once())
+    deaf = asyncio.create_task(tower.listener.broken())
     try:
         await server.started()
         on_ready()
-        await asyncio.wait({serving, quiet}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, quiet, deaf}, return_when=asyncio.FIRST_COMPLETED)
         server.stop()
+        if deaf.done():  # it hears no answers any more: whoever supervises it starts a new one
+            deaf.result()
         await asyncio.wait({serving, at_once}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
-        tower.end_all(_stopping())
+        cut_off = tower.end_all(_stopping())
         await serving
+        return cut_off
     finally:
         server.stop()
-        await end_tasks(quiet, at_once, serving)
+        await end_tasks(quiet, at_once, deaf, serving)
 
 
 async def _keep(part: BackgroundPart) -> None:

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from llmq.gateway.admission import Caller, Pass, free_pass
+from llmq.gateway.contact import Contact
 from llmq.gateway.errors import ApiError
 from llmq.gateway.known_keys import KnownKeys
 from llmq.gateway.rate_limits import headers_of, refusal
@@ -28,7 +29,6 @@ from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.key_scripts import enter, leave, stay
 from llmq.scheduler.outage import REDIS_ERRORS
 from llmq.scheduler.queue import Queue
-from llmq.scheduler.tasks import within
 
 #: A place that nobody has renewed for this long belongs to a gateway that has died.
 LEASE_S = 30.0
@@ -36,9 +36,6 @@ RENEW_S = 10.0
 
 #: Places renewed in one script: some milliseconds of Redis' time.
 RENEW_AT_ONCE = 1000
-
-#: What Redis may take to let a call in, before its caller is told to come again.
-TIMEOUT_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -49,9 +46,12 @@ class KeyedAdmission:
     While no key has ever been made, `open_without_keys` lets anybody in, as `tenant`.
     """
 
-    def __init__(self, queue: Queue, *, tenant: str = "default", open_without_keys: bool = True) -> None:
+    def __init__(
+        self, queue: Queue, contact: Contact, *, tenant: str = "default", open_without_keys: bool = True
+    ) -> None:
         self._queue = queue
-        self._known = KnownKeys(ApiKeys(queue))
+        self._contact = contact
+        self._known = KnownKeys(ApiKeys(queue), contact)
         self._anybody = Caller(tenant) if open_without_keys else None
         self._inside: dict[str, _KeyedPass] = {}
 
@@ -89,7 +89,7 @@ class KeyedAdmission:
             lease_ms=round(LEASE_S * 1000),
         )
         try:
-            entry = await within(TIMEOUT_S, scripts.run(self._queue.redis, call))
+            entry = await self._contact.within(scripts.run(self._queue.redis, call))
         except TimeoutError:
             raise queue_away() from None
         if entry.refused:

@@ -11,11 +11,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from llmq.gateway.contact import Contact
 from llmq.scheduler.api_key import ApiKey
 from llmq.scheduler.api_keys import ApiKeys, KeyRing
 from llmq.scheduler.errors import RedisUnavailable
 from llmq.scheduler.outage import REDIS_ERRORS, is_away
-from llmq.scheduler.tasks import within
 
 #: How old what is known may be: a key that is revoked opens this gateway for so long.
 FRESH_S = 1.0
@@ -27,15 +27,13 @@ LOOK_AGAIN_S = 0.1
 #: only this gateway has lost Redis.
 STALE_S = 300.0
 
-#: What Redis may take for an answer; a caller waits for it.
-TIMEOUT_S = 0.5
-
 
 class KnownKeys:
     """What a gateway knows of its queue's API keys; `clock` is monotonic, in seconds."""
 
-    def __init__(self, keys: ApiKeys, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, keys: ApiKeys, contact: Contact, clock: Callable[[], float] = time.monotonic) -> None:
         self._keys = keys
+        self._contact = contact
         self._clock = clock
         self._ring: KeyRing | None = None
         self._read_at = 0.0
@@ -79,7 +77,7 @@ class KnownKeys:
     async def _read(self) -> None:
         self._tried_at = now = self._clock()
         try:
-            self._ring = await within(TIMEOUT_S, self._newest())
+            self._ring = await self._contact.within(self._newest())
         except TimeoutError:
             return
         except REDIS_ERRORS as error:

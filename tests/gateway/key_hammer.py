@@ -14,6 +14,7 @@ import sys
 import time
 
 from llmq.gateway.admission import Caller
+from llmq.gateway.contact import Contact
 from llmq.gateway.errors import ApiError
 from llmq.gateway.keyed_admission import KeyedAdmission
 from llmq.scheduler.api_key import KeyLimits
@@ -25,7 +26,7 @@ from llmq.scheduler.queue import Queue
 async def main(url: str, key_id: str, requests: int, concurrency: int, seconds: float) -> None:
     """Hammer one key."""
     redis = connect(url)
-    admission = KeyedAdmission(Queue(redis, "q"))
+    admission = KeyedAdmission(Queue(redis, "q"), Contact())
     caller = Caller("anna", key_id, limits=KeyLimits(requests or None, None, concurrency or None))
     print("begun", flush=True)
     if not seconds:

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from openai import AsyncOpenAI
 
-from llmq.gateway.gateway import GatewayOptions, serve
+from llmq.gateway.gateway import GatewayOptions, GatewayReport, serve
 from llmq.gateway.http_server import listen
 from llmq.workers.shutdown import Shutdown
 from tests.engine.scripted import Request
@@ -26,7 +26,7 @@ class Gateway:
 
     base: str
     shutdown: Shutdown
-    task: asyncio.Task[None]
+    task: asyncio.Task[GatewayReport]
     http: aiohttp.ClientSession
 
     def openai(self, **options: Any) -> AsyncOpenAI:
@@ -36,7 +36,9 @@ class Gateway:
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> Any:
         """Ask; bytes are sent as they are, other bodies as JSON."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.http.post(self.base + path, data=data, headers={"content-type": "application/json"} | (headers or {}))
+        return self.http.post(
+            self.base + path, data=data, headers={"content-type": "application/json"} | (headers or {})
+        )
 
     def chat(self, text: str = "hi", *, headers: dict[str, str] | None = None, **fields: Any) -> Any:
         """Ask for a chat completion."""

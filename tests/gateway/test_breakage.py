@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+import re
 from pathlib import Path
 
 import pytest
@@ -33,7 +33,10 @@ class TestWorkers:
         await configure(redis, lease="1000")
         slow = "sim://?decode_tps=20&answer=100000"
         async with gateway(redis_url, patience=Patience(0.5)) as front:
-            with worker_process(redis_url, tmp_path / "1", slow) as first, worker_process(redis_url, tmp_path / "2", slow):
+            with (
+                worker_process(redis_url, tmp_path / "1", slow) as first,
+                worker_process(redis_url, tmp_path / "2", slow),
+            ):
                 asked = asyncio.create_task(told(front))
                 await until(lambda: (tmp_path / "1").exists() or (tmp_path / "2").exists())
                 await until(lambda: redis.hlen(KEYS.tries))
@@ -49,6 +52,7 @@ class TestWorkers:
         assert "data: [DONE]" not in came
         assert not (tmp_path / "2").exists()
 
+    @pytest.mark.leaves("llmq:*")  # the next worker's sweep will end the job
     async def test_the_last_workers_death_is_said_too(
         self, redis_url: str, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -68,43 +72,47 @@ class TestWorkers:
 class TestRedis:
     """Redis goes away with answers under way."""
 
-    async def test_an_open_stream_goes_on_when_redis_is_back(self, own_server: OwnServer, engine: ScriptedEngine) -> None:
-        """What was said meanwhile is not lost: the client gets the whole answer."""
+    async def test_an_open_stream_goes_on_when_redis_is_back(
+        self, own_server: OwnServer, engine: ScriptedEngine
+    ) -> None:
+        """What the engine said meanwhile comes first, then what it says from then on."""
         server = own_server()
-        async with serving(server.url, engine, concurrency=1, reserve=0), gateway(server.url) as front:
-            asked = asyncio.create_task(told(front))
-            request = await engine.next()
-            request.say("one ", chunk("one "))
-            with server.client() as client:
-                await until(lambda: client.hlen(KEYS.tries))
+        engine.on_request = lambda request: request.say("one ", chunk("one "))
+        async with (
+            serving(server.url, engine, concurrency=1, reserve=0),
+            gateway(server.url) as front,
+            front.chat(stream=True) as response,
+            asyncio.timeout(30),
+        ):
+            said, request = events(response), engine.running[0]
+            assert f"data: {chunk('one ').decode()}" == await anext(said)
             server.kill()
             request.say("two ", chunk("two "))
             server.start()
+            assert f"data: {chunk('two ').decode()}" == await anext(said)
             request.say("three", chunk("three"))
-            request.say("", chunk())
+            assert f"data: {chunk('three').decode()}" == await anext(said)
             request.answer(body=whole("one two three"))
-            async with asyncio.timeout(30):
-                status, came = await asked
-        assert (200, "data: [DONE]") == (status, came.pop())
-        deltas = [json.loads(event.removeprefix("data: "))["choices"][0]["delta"] for event in came]
-        assert "one two three" == "".join(delta.get("content", "") for delta in deltas)
+            assert ["data: [DONE]"] == [event async for event in said]
 
     async def test_a_redis_that_stays_away_ends_the_stream(self, own_server: OwnServer, engine: ScriptedEngine) -> None:
         """With `interrupted`, and not with silence."""
         server = own_server()
         patience = Patience(0.1, outage=0.5)
-        async with gateway(server.url, patience=patience) as front:
-            async with serving(server.url, engine, concurrency=1, reserve=0):
-                asked = asyncio.create_task(told(front))
-                request = await engine.next()
-                request.say("one", chunk("one"))
-                with server.client() as client:
-                    await until(lambda: client.hlen(KEYS.tries))
-                server.kill()
-                async with asyncio.timeout(10):
-                    _, came = await asked
-                server.start()
-                request.answer()
+        async with (
+            gateway(server.url, patience=patience) as front,
+            serving(server.url, engine, concurrency=1, reserve=0),
+        ):
+            asked = asyncio.create_task(told(front))
+            request = await engine.next()
+            request.say("one", chunk("one"))
+            with server.client() as client:
+                await until(lambda: client.hlen(KEYS.tries))
+            server.kill()
+            async with asyncio.timeout(10):
+                _, came = await asked
+            server.start()
+            request.answer()
         assert "interrupted" == json.loads(came[-1].removeprefix("data: "))["error"]["code"]
 
     async def test_a_redis_that_forgot_the_job_is_said(self, own_server: OwnServer, engine: ScriptedEngine) -> None:
@@ -154,9 +162,8 @@ class TestDrain:
     def test_the_command_ends_well(self, redis_url: str) -> None:
         """One line says where it serves; SIGTERM ends it with 0 and nothing is left."""
         with started("gateway", "--port", 0, url=redis_url) as process:
-            line = process.until("/v1\n")
-            assert line.startswith("ready gateway")
-            assert "this host only" in line
+            line = process.until("/v1\n").splitlines()[-1]
+            assert re.fullmatch(r"ready gateway .* this host only, no API keys: http://127\.0\.0\.1:\d+/v1", line)
             process.terminate()
             done = process.end()
         assert (0, "") == (done.code, done.out)
@@ -213,6 +220,6 @@ async def _refused(front: Gateway) -> bool:
 async def _begun(url: str) -> bool:
     client = Redis.from_url(url)
     try:
-        return int(await client.hlen(KEYS.tries)) == 2  # type: ignore[misc]
+        return int(await client.hlen(KEYS.tries)) == 2
     finally:
         await client.aclose()

@@ -9,7 +9,7 @@ import pytest
 
 from llmq.gateway.vigil import Patience
 from tests.engine.scripted import Request, ScriptedEngine
-from tests.gateway.serving import Gateway, chunk, error_of, events, gateway, say_all, usage_chunk, whole
+from tests.gateway.serving import Gateway, chunk, events, gateway, say_all, usage_chunk, whole
 from tests.redis.serving import serving
 
 
@@ -108,12 +108,13 @@ class TestStream:
             request.answer(body=whole("first"))
 
     @pytest.mark.parametrize("asked", [True, False])
-    async def test_usage_is_shown_to_who_asked_for_it(self, front: Gateway, engine: ScriptedEngine, asked: bool) -> None:
+    async def test_usage_is_shown_to_who_asked_for_it(
+        self, front: Gateway, engine: ScriptedEngine, asked: bool
+    ) -> None:
         """The engine is always asked for it; its chunk is taken out again where the client did not ask."""
         engine.on_request = lambda request: say_all(request, "a", "b")
 
-        options = {"stream_options": {"include_usage": True}} if asked else {}
-        async with front.chat(stream=True, **options) as response:
+        async with front.chat(stream=True, stream_options={"include_usage": True} if asked else None) as response:
             came = [event async for event in events(response)]
 
         assert asked == (f"data: {usage_chunk().decode()}" in came)
@@ -122,13 +123,14 @@ class TestStream:
 
     async def test_a_chunk_on_several_lines_is_one_event(self, front: Gateway, engine: ScriptedEngine) -> None:
         """Each line of it is a line of data, which clients put together again."""
+
         def say(request: Request) -> None:
             request.say("x", b'{\n"choices": []}')
             request.answer(body=whole("x"))
 
         engine.on_request = say
         async with front.chat(stream=True) as response:
-            assert "data: {\ndata: \"choices\": []}" == await anext(events(response))
+            assert 'data: {\ndata: "choices": []}' == await anext(events(response))
 
     async def test_a_queued_stream_shows_signs_of_life(self, redis_url: str, engine: ScriptedEngine) -> None:
         """Comments, which clients pass over, before the first token and in long gaps; then the answer as always."""
@@ -149,14 +151,20 @@ class TestStream:
         """The status is sent by then: the engine's error follows as the last event, and no [DONE]."""
         refusal = b'{"error":{"message":"too long","type":"invalid_request_error","code":400}}'
         engine.on_request = lambda request: request.answer(400, refusal)
-        async with gateway(redis_url, patience=Patience(0.1)) as front, front.chat(stream=True) as response:
-            async with serving(redis_url, engine, concurrency=1, reserve=0):
-                came = [event async for event in events(response) if not event.startswith(":")]
+        async with (
+            gateway(redis_url, patience=Patience(0.1)) as front,
+            front.chat(stream=True) as response,  # begun by a sign of life: there is no worker yet
+            serving(redis_url, engine, concurrency=1, reserve=0),
+        ):
+            came = [event async for event in events(response) if not event.startswith(":")]
         assert [f"data: {refusal.decode()}"] == came
 
     async def test_events_of_responses_keep_their_names(self, front: Gateway, engine: ScriptedEngine) -> None:
         """The official client tells events apart by type; others by the name."""
-        created, text = b'{"type":"response.created","response":{}}', b'{"type":"response.output_text.delta","delta":"x"}'
+        created, text = (
+            b'{"type":"response.created","response":{}}',
+            b'{"type":"response.output_text.delta","delta":"x"}',
+        )
         done = b'{"type":"response.completed","response":{"output":[]}}'
 
         def say(request: Request) -> None:

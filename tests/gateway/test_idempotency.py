@@ -7,7 +7,7 @@ import asyncio
 from redis.asyncio import Redis
 
 from tests.engine.scripted import ScriptedEngine
-from tests.gateway.serving import Gateway, chunk, error_of, events, gateway, say_all, whole
+from tests.gateway.serving import Gateway, error_of, events, gateway, say_all, whole
 from tests.redis.serving import configure, serving
 
 KEY = {"idempotency-key": "order-17"}
@@ -28,8 +28,7 @@ async def test_who_comes_while_it_runs_joins_it(redis_url: str, front: Gateway, 
     """Through another gateway, too: each gets the whole answer, streamed or not."""
     async with gateway(redis_url) as other:
         asked = [
-            asyncio.create_task(_text(gate, stream))
-            for gate, stream in ((front, True), (front, True), (other, True))
+            asyncio.create_task(_text(gate, stream)) for gate, stream in ((front, True), (front, True), (other, True))
         ]
         request = await engine.next()
         say_all(request, "to ", "all")

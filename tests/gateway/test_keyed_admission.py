@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 from llmq.gateway import keyed_admission, known_keys
 from llmq.gateway.admission import Caller
+from llmq.gateway.contact import Contact
 from llmq.gateway.errors import ApiError
 from llmq.gateway.keyed_admission import KeyedAdmission
 from llmq.gateway.known_keys import KnownKeys
@@ -44,7 +45,7 @@ def keys(queue: Queue) -> ApiKeys:
 @pytest.fixture
 def admission(queue: Queue) -> KeyedAdmission:
     """A gateway's admission."""
-    return KeyedAdmission(queue)
+    return KeyedAdmission(queue, Contact())
 
 
 async def refused(doing: Any) -> ApiError:
@@ -75,9 +76,9 @@ class TestWhoCalls:
         """With any key or none; and a gateway that may not be open refuses, naming the command."""
         for given in (None, "Bearer sk-anything", "nonsense"):
             assert Caller() == await admission.identify(given)
-        assert Caller("team") == await KeyedAdmission(admission._queue, tenant="team").identify(None)
+        assert Caller("team") == await KeyedAdmission(admission._queue, Contact(), tenant="team").identify(None)
         assert not await admission.any_keys()
-        closed = KeyedAdmission(admission._queue, open_without_keys=False)
+        closed = KeyedAdmission(admission._queue, Contact(), open_without_keys=False)
         error = await refused(closed.identify("Bearer sk-anything"))
         assert (401, "invalid_api_key") == (error.status, error.code)
         assert "llmq keys create" in error.message
@@ -131,7 +132,7 @@ class TestWhoCalls:
     async def test_the_last_key_that_is_revoked_closes_the_gateway(self, queue: Queue, keys: ApiKeys) -> None:
         """On every gateway, within two seconds; it says what became of the key, to whoever holds it, and stays shut."""
         key, secret = await keys.create("anna")
-        gateways = [KeyedAdmission(queue), KeyedAdmission(queue)]
+        gateways = [KeyedAdmission(queue, Contact()), KeyedAdmission(queue, Contact())]
         for gateway in gateways:
             await gateway.identify(bearer(secret))
         await keys.revoke(key.id)
@@ -182,7 +183,7 @@ class TestWhatItCosts:
         key, _ = await keys.create("anna")
         keys.reads = 0
         now = [100.0]
-        known = KnownKeys(keys, lambda: now[0])
+        known = KnownKeys(keys, Contact(), lambda: now[0])
         found = await asyncio.gather(*(known.find(key.id if n % 2 else "000000000000") for n in range(1000)))
         assert 500 == sum(1 for one in found if one is not None)
         assert (1, 0) == (keys.reads, keys.stamps)
@@ -213,7 +214,7 @@ class TestRedisAway:
         keys = ApiKeys(away)
         key, secret = await keys.create("anna")
         now = [100.0]
-        known = KnownKeys(keys, lambda: now[0])
+        known = KnownKeys(keys, Contact(), lambda: now[0])
         await known.find(key.id)
         server.kill()
         now[0] += known_keys.STALE_S
@@ -222,7 +223,7 @@ class TestRedisAway:
         assert found is not None
         assert found.opened_by(secret)
         now[0] += 1
-        admission = KeyedAdmission(away)
+        admission = KeyedAdmission(away, Contact())
         admission._known = known
         error = await refused(admission.identify(bearer(secret)))
         assert (503, "queue_unavailable", "2") == (error.status, error.code, error.headers["retry-after"])
@@ -231,11 +232,11 @@ class TestRedisAway:
         """It does not know whether keys are needed, and lets nobody in."""
         server.kill()
         async with asyncio.timeout(2):
-            assert 503 == (await refused(KeyedAdmission(away).identify(None))).status
+            assert 503 == (await refused(KeyedAdmission(away, Contact()).identify(None))).status
 
     async def test_a_call_with_limits_is_answered_503(self, away: Queue, server: Server) -> None:
         """And one that was let in before ends without an error."""
-        admission = KeyedAdmission(away)
+        admission = KeyedAdmission(away, Contact())
         caller = Caller("anna", "k1", limits=KeyLimits(requests=5, concurrency=5))
         inside = await admission.enter(caller, CHAT, 1)
         server.kill()
@@ -266,7 +267,7 @@ class TestEntering:
 
     async def test_limits_hold_across_gateways_and_come_back(self, queue: Queue) -> None:
         """Two gateways, one key: headers, then 429, then place and LLM tokens are back."""
-        one, two = KeyedAdmission(queue), KeyedAdmission(queue)
+        one, two = KeyedAdmission(queue, Contact()), KeyedAdmission(queue, Contact())
         caller = Caller("anna", "k1", limits=KeyLimits(requests=100, tokens=1000, concurrency=2))
         first, second = await one.enter(caller, CHAT, 400), await two.enter(caller, BATCH, 400)
         assert ("99", "600") == tuple(first.headers[f"x-ratelimit-remaining-{what}"] for what in ("requests", "tokens"))
@@ -285,7 +286,7 @@ class TestEntering:
         """A place is renewed while its call goes on, and free when the gateway's loop has died (F-042)."""
         monkeypatch.setattr(keyed_admission, "LEASE_S", 0.6)
         monkeypatch.setattr(keyed_admission, "RENEW_S", 0.1)
-        admission = KeyedAdmission(queue)
+        admission = KeyedAdmission(queue, Contact())
         caller = Caller("anna", "k1", limits=KeyLimits(concurrency=1))
         await admission.enter(caller, CHAT, 1)
         renewing = asyncio.create_task(admission.run())
@@ -298,7 +299,7 @@ class TestEntering:
 
     async def test_a_call_that_leaves_while_it_is_renewed_is_gone(self, queue: Queue, redis: Redis) -> None:
         """Whichever of the two Redis hears of first, no place is left behind."""
-        admission = KeyedAdmission(queue)
+        admission = KeyedAdmission(queue, Contact())
         caller = Caller("anna", "k1", limits=KeyLimits(concurrency=50))
         for _ in range(20):
             inside = [await admission.enter(caller, CHAT, 1) for _ in range(5)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -14,7 +15,7 @@ from tests.redis.serving import KEYS, until
 
 async def lanes(redis: Redis) -> int:
     """Return how many lanes hold a job."""
-    return int(await redis.hlen(KEYS.lanes))  # type: ignore[misc]
+    return int(await redis.hlen(KEYS.lanes))
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -69,7 +70,7 @@ async def test_a_call_with_a_key_goes_on_without_its_client(front: Gateway, engi
     assert ["hi"] == engine.prompts
 
 
-async def read(front: Gateway, text: str, headers: dict[str, str] | None = None, **fields: object) -> bytes:
+async def read(front: Gateway, text: str, headers: dict[str, str] | None = None, **fields: Any) -> bytes:
     """Ask, and read the answer."""
     async with front.chat(text, headers=headers, **fields) as response:
         body: bytes = await response.read()

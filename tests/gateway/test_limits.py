@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from llmq.gateway.fleet import FleetView, retry_after
 from llmq.gateway.vigil import Patience
-from llmq.scheduler.fleet import worker_of
+from llmq.scheduler.fleet import WorkerStatus, worker_of
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.measures import Measures
 from tests.conftest import OwnServer
@@ -84,7 +85,7 @@ class TestClasses:
         async with gateway(redis_url) as front:
             asked = asyncio.create_task(_status(front, headers, **fields))
             await until(lambda: redis.hlen(KEYS.lanes))
-            assert {lane} == set(plain(await redis.hgetall(KEYS.lanes)))  # type: ignore[misc]
+            assert {lane} == set(plain(await redis.hgetall(KEYS.lanes)))
             asked.cancel()
 
     async def test_another_class_is_refused(self, front: Gateway) -> None:
@@ -160,7 +161,7 @@ class TestRedisAway:
 
         async def hang(writer: asyncio.StreamWriter) -> None:
             entered.release()
-            await asyncio.Event().wait()
+            await engine.hung_up.wait()
 
         engine.replies["/v1/chat/completions"] = hang
         async with engine.serving(), gateway(server.url, direct=engine.url) as front:
@@ -185,13 +186,13 @@ async def test_a_direct_engine_is_not_asked_while_redis_is_there(
         assert "x-llmq-direct" not in response.headers
 
 
-async def _status(front: Gateway, headers: dict[str, str] | None = None, **fields: object) -> int:
+async def _status(front: Gateway, headers: dict[str, str] | None = None, **fields: Any) -> int:
     async with front.chat(headers=headers, **fields) as response:
         await response.read()
         return int(response.status)
 
 
-def _worker(*, ended: int, seconds: float) -> object:
+def _worker(*, ended: int, seconds: float) -> WorkerStatus:
     now = [0.0]
     measures = Measures(lambda: now[0])
     now[0] = seconds
