@@ -43,6 +43,12 @@ def _bucket(families: Families, status: QueueStatus) -> Iterator[Metric]:
     yield families.one("bucket_burst", "What it holds at most.", limit.burst if limit else None)
     rate = [((limit.rate.unit,), limit.rate.per_second)] if limit else []
     yield families.gauge("bucket_rate_per_second", "What it gains: jobs, or LLM tokens (tok).", ("unit",), rate)
+    asked = {"ttft_p95": status.objective.ttft_p95_s, "itl_p95": status.objective.itl_p95_s}
+    objectives = [((name,), seconds) for name, seconds in asked.items() if seconds is not None]
+    yield families.gauge("chat_objective_seconds", "What chat shall see, where it is set.", ("objective",), objectives)
+    yield families.one(
+        "batch_yields", "Whether no batch starts because chat misses it.", float(status.objective.yields)
+    )
     yield families.one("batch_open", "Whether windows let batch start now.", float(bucket.open))
 
 
