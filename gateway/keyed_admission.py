@@ -61,9 +61,11 @@ class KeyedAdmission:
 
     async def identify(self, authorization: str | None) -> Caller:
         """Return who calls, by the Authorization header. Raises ApiError (401, 503)."""
+        secret = _bearer(authorization)
+        key_id = id_in(secret) if secret is not None else None
         try:
-            if await self._known.required():
-                return await self._holder(_bearer(authorization))
+            if await self._known.required(key_id):
+                return await self._holder(secret, key_id)
         except RedisUnavailable as error:
             raise queue_away() from error
         if self._anybody is None:
@@ -132,10 +134,9 @@ class KeyedAdmission:
         except REDIS_ERRORS as error:
             _log.warning("a limit was not written (%s): %s", call.script.name, type(error).__name__)
 
-    async def _holder(self, secret: str | None) -> Caller:
+    async def _holder(self, secret: str | None, key_id: str | None) -> Caller:
         if secret is None:
             raise _unauthorized("You didn't provide an API key. Send it as a header: Authorization: Bearer sk-llmq-...")
-        key_id = id_in(secret)
         key = await self._known.find(key_id) if key_id is not None else None
         if key is None or not key.opened_by(secret):
             raise _unauthorized("Incorrect API key provided.")

@@ -41,13 +41,13 @@ class KnownKeys:
         self._reading = asyncio.Lock()
         self._required = False
 
-    async def required(self) -> bool:
+    async def required(self, key_id: str | None = None) -> bool:
         """Whether callers need a key: one has been made, now or at any time that this process remembers.
 
         Also after the last one was revoked, and for a Redis that came back empty: a gateway that was closed may not
-        open by itself. Raises RedisUnavailable.
+        open by itself. `key_id` is the key that a caller has: it may be the first. Raises RedisUnavailable.
         """
-        await self._refresh(FRESH_S)
+        await self._refresh(FRESH_S if self._required or key_id is None else LOOK_AGAIN_S)
         if self._ring is None:
             raise _unknown()
         return self._required

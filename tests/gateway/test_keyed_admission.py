@@ -184,6 +184,7 @@ class TestWhatItCosts:
         keys.reads = 0
         now = [100.0]
         known = KnownKeys(keys, Contact(), lambda: now[0])
+        await known.required()
         found = await asyncio.gather(*(known.find(key.id if n % 2 else "000000000000") for n in range(1000)))
         assert 500 == sum(1 for one in found if one is not None)
         assert (1, 0) == (keys.reads, keys.stamps)

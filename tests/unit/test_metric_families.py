@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from prometheus_client.openmetrics.exposition import generate_latest as openmetrics
 
 from llmq.scheduler.bucket import Bucket
 from llmq.scheduler.fleet import worker_of
@@ -164,10 +163,3 @@ def test_no_label_is_anything_that_callers_choose() -> None:
     expected = {"queue", "class", "state", "outcome", "reason", "kind", "unit", "quantile", "le", "worker",
             "objective"}  # fmt: skip
     assert expected == labels
-
-
-def test_openmetrics_is_accepted_by_its_own_parser() -> None:
-    """The stricter format, as Prometheus asks for it by default."""
-    text = openmetrics(Collected(lambda: queue_families("q", busy()))).decode()
-    assert text.endswith("# EOF\n")
-    assert [] == Scrape(text).faults()
