@@ -22,6 +22,7 @@ from llmq.cli import (
     gateway,
     health,
     job,
+    keys,
     policy,
     run,
     server,
@@ -113,6 +114,7 @@ def build() -> typer.Typer:
     root.add_typer(_noun("Look at one single job, cancel or delete it.", job.register), name="job")
     root.command()(why.why)
     root.add_typer(_noun("Jobs that were given up: look, run again, delete.", dead.register), name="dead")
+    root.add_typer(_noun("The API keys of the gateways: make, list, change, revoke.", keys.register), name="keys")
     root.command()(status.status)
     root.command()(status.workers)
     root.command()(drain.drain)

@@ -14,6 +14,7 @@ from llmq.cli.options import Grace, Json, Queue, RedisUrl, Tenant
 from llmq.cli.render import count_of, notice, print_json
 from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session
+from llmq.scheduler.api_keys import ApiKeys
 from llmq.scheduler.errors import UsageError
 from llmq.scheduler.settings import Settings
 from llmq.workers.shutdown import Shutdown
@@ -33,7 +34,7 @@ def gateway(
         int | None, typer.Option("--port", min=0, max=65_535, metavar="P", help="The port; 0: any (default: 8800).")
     ] = None,
     anyone: Annotated[
-        bool, typer.Option("--anyone", help="Serve other hosts without API keys: whoever reaches it may use it.")
+        bool, typer.Option("--anyone", help="Serve other hosts also while no API key has been made.")
     ] = False,
     queue: Queue = None,
     tenant: Tenant = None,
@@ -60,6 +61,7 @@ def gateway(
     Examples:
       llmq gateway                            for clients on this machine
       llmq gateway --port 9000 --queue evals
+      llmq gateway --host 0.0.0.0             other hosts too, once there are keys
       llmq gateway --direct http://gpu7:8000  asked while Redis is away
     """
     _check_extra()
@@ -74,37 +76,42 @@ def gateway(
         grace=grace,
         redis_url=redis,
     )
-    settings = loaded.settings
-    _check_host(settings.listen_host, anyone=anyone)
     shutdown = Shutdown()
-    report = run_async(lambda: _serve(settings, shutdown), shutdown)
+    report = run_async(lambda: _serve(loaded.settings, shutdown, anyone=anyone), shutdown)
     if json:
         print_json(asdict(report))
     else:
         notice(f"ended gateway {count_of(report.requests, 'request')} answered, {report.cut_off:,} cut off")
 
 
-async def _serve(settings: Settings, shutdown: Shutdown) -> GatewayReport:
+async def _serve(settings: Settings, shutdown: Shutdown, *, anyone: bool) -> GatewayReport:
     from llmq.gateway.gateway import serve
 
-    options = _options(settings)
+    open_without_keys = anyone or _is_loopback(settings.listen_host)
+    options = _options(settings, open_without_keys=open_without_keys)
     # The gateway makes connections of its own; the session checks the server, and keeps an embedded one alive.
     async with open_session(settings, warnings=True) as session:
+        keyed = await ApiKeys(session.queue).stamp() > 0
+        if not (keyed or open_without_keys):
+            raise _needs_keys(settings.listen_host)
         sockets = _listen(settings.listen_host, settings.listen_port)
         try:
-            return await serve(session.url, options, sockets, shutdown, lambda: _say_ready(settings, sockets))
+            return await serve(
+                session.url, options, sockets, shutdown, lambda: _say_ready(settings, sockets, keyed=keyed)
+            )
         finally:
             for listening in sockets:
                 listening.close()
 
 
-def _options(settings: Settings) -> GatewayOptions:
+def _options(settings: Settings, *, open_without_keys: bool) -> GatewayOptions:
     from llmq.gateway.gateway import GatewayOptions
 
     key = settings.engine_api_key
     return GatewayOptions(
         queue=settings.queue,
         tenant=settings.tenant,
+        open_without_keys=open_without_keys,
         grace=settings.grace,
         flex_timeout=settings.flex_timeout,
         max_body_bytes=settings.max_body_bytes,
@@ -126,11 +133,12 @@ def _listen(host: str, port: int) -> list[socket.socket]:
         ) from None
 
 
-def _say_ready(settings: Settings, sockets: list[socket.socket]) -> None:
+def _say_ready(settings: Settings, sockets: list[socket.socket], *, keyed: bool) -> None:
     host, port = settings.listen_host, sockets[0].getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     where = "this host only" if _is_loopback(host) else "any host"
-    notice(f"ready gateway queue {settings.queue}, {where}, no API keys: http://{shown}:{port}/v1")
+    keys = "with API keys" if keyed else "no API keys"
+    notice(f"ready gateway queue {settings.queue}, {where}, {keys}: http://{shown}:{port}/v1")
 
 
 def _check_extra() -> None:
@@ -142,13 +150,12 @@ def _check_extra() -> None:
         )
 
 
-def _check_host(host: str, *, anyone: bool) -> None:
-    """Refuse an address that other hosts reach, where nothing says who may call. Raises UsageError."""
-    if not anyone and not _is_loopback(host):
-        raise UsageError(
-            f"--host {host}: no API key has been made, so only this host is served; "
-            "leave --host out, or say that anyone who reaches it may use it: --anyone"
-        )
+def _needs_keys(host: str) -> UsageError:
+    """Return the refusal of an address that other hosts reach, where nothing says who may call."""
+    return UsageError(
+        f"--host {host}: no API key has been made, so only this host is served; make one (llmq keys create "
+        "--tenant T), leave --host out, or say that anyone who reaches it may use it: --anyone"
+    )
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from llmq.cli.options import Json, Queue, RedisUrl
 from llmq.cli.progress import format_rate, format_time
-from llmq.cli.render import notice, print_facts, print_json, print_line, print_table
+from llmq.cli.render import count_of, notice, print_facts, print_json, print_line, print_table
 from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session, worker_command
 from llmq.scheduler.fleet import WorkerStatus, read_workers
 from llmq.scheduler.inspect import ClassStatus, QueueStatus, read_status
 from llmq.scheduler.settings import Loaded, Settings
+from llmq.scheduler.totals import DEAD, ENGINE_FAULTS, LEASES_LOST, RECLAIMED, RETRIES, STALE, sums
 from llmq.scheduler.units import format_count, format_size
+
+#: Totals that are faults, each with what it is called: a noun that is counted, or a word that follows the number.
+_FAULTS = (
+    (RETRIES, "", "retried"),
+    (RECLAIMED, "", "reclaimed"),
+    (LEASES_LOST, "lost lease", ""),
+    (STALE, "stale outcome", ""),
+    (ENGINE_FAULTS, "engine error", ""),
+    (DEAD, "dead letter", ""),
+)
 
 #: Names of models of a worker that a table has room for.
 _MODELS_SHOWN = 2
@@ -88,6 +99,9 @@ def _facts(found: QueueStatus) -> dict[str, str]:
         "batch": batch + (f", {figures.preempted:,} preempted" if batch and figures.preempted else ""),
         "chat waits": _quantiles(latency["queue_wait_s"]),
         "first token": _quantiles(latency["ttft_s"]),
+        "chat takes": _quantiles(latency["total_s"]),
+        "batch waits": _mean(figures.batch_wait.mean),
+        "faults": _faults(found.totals),
         "objective": _objective(found),
         "results": f"{format_size(found.results_bytes)} held" if found.results_bytes else "",
     }
@@ -111,8 +125,24 @@ def _rate(found: QueueStatus) -> str:
     if bucket.limit is None:
         return "off (no limit)"
     held = "" if bucket.tokens is None else f"; {bucket.tokens:,.1f} saved up now"
-    waited = f"; found empty {bucket.exhausted:,} times" if bucket.exhausted else ""
+    waited = f"; found empty {count_of(bucket.exhausted, 'time')}" if bucket.exhausted else ""
+    if bucket.wait_s is not None:
+        waited += f", {_milliseconds(bucket.wait_s)} of waiting each"
     return f"{bucket.limit}{held}{waited}"
+
+
+def _mean(seconds: float | None) -> str:
+    return "" if seconds is None else f"{_milliseconds(seconds)} in the queue, on average"
+
+
+def _faults(totals: Mapping[str, int]) -> str:
+    """Name what went wrong since the queue began; what never did is left out."""
+    counted = sums(totals)
+    return ", ".join(
+        count_of(counted[counter.name], noun) if noun else f"{counted[counter.name]:,} {word}"
+        for counter, noun, word in _FAULTS
+        if counted[counter.name]
+    )
 
 
 def _quantiles(found: dict[str, float | int | None]) -> str:

@@ -17,6 +17,7 @@ from llmq.cli.session import load, open_session
 from llmq.scheduler.errors import UsageError
 from llmq.scheduler.logs import Event, record_of, show_log
 from llmq.scheduler.settings import Settings
+from llmq.workers.metrics import LOOPBACK, MetricsAddress
 from llmq.workers.shutdown import Shutdown
 from llmq.workers.slots import WorkerReport
 from llmq.workers.worker import WorkerOptions
@@ -38,6 +39,15 @@ def worker(
     grace: Grace = None,
     log_level: LogLevel = None,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="End when the queue is empty.")] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port", min=0, max=65_535, metavar="P", help="Tell Prometheus metrics here; 0: any port."
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option("--metrics-host", metavar="H", help="The address for that (default: this host only).")
+    ] = LOOPBACK,
     redis: RedisUrl = None,
     json: Json = False,
 ) -> None:
@@ -53,11 +63,14 @@ def worker(
       llmq worker --gpu 0 --serve 'vllm serve Qwen/Qwen3-8B --port 8000'
       llmq worker --engine 'local:model.gguf?slots=8'   llama.cpp, started here
       llmq worker --engine sim --until-empty            a simulated GPU
+      llmq worker --gpu 0 --metrics-port 9400           Prometheus scrapes it
     """
     loaded = load(
         engine=engine, queue=queue, concurrency=concurrency, grace=grace, log_level=log_level, redis_url=redis
     )
     _check_label(gpu)
+    if metrics_port is None and metrics_host != LOOPBACK:
+        raise UsageError("--metrics-host goes with a port: --metrics-port 9090")
     slots = loaded.settings.concurrency
     if reserve is not None and slots is not None and reserve > slots:
         raise UsageError(f"--reserve: expected at most the concurrency, {slots:,}, got {reserve:,}")
@@ -70,6 +83,7 @@ def worker(
         until_empty=until_empty,
         keyring=loaded.settings.keyring(),
         announce=_announcer(loaded.settings),
+        metrics=None if metrics_port is None else MetricsAddress(metrics_port, metrics_host),
     )
     shutdown = Shutdown()
     start = EngineStart(gpu, serve, serve_log)

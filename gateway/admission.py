@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from llmq.scheduler.api_key import NO_LIMITS, KeyLimits
 from llmq.scheduler.job import TrafficClass
 
 
@@ -20,6 +21,7 @@ class Caller:
     tenant: str = "default"
     key_id: str = ""
     classes: frozenset[TrafficClass] = frozenset(TrafficClass)
+    limits: KeyLimits = NO_LIMITS
 
 
 class Pass(Protocol):
@@ -53,10 +55,18 @@ class Admission(Protocol):
 class _FreePass:
     """A call that no limit holds for."""
 
-    headers: Mapping[str, str] = {}
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Nothing is told of limits that there are not."""
+        return {}
 
     async def leave(self, used_tokens: int | None) -> None:
         """Do nothing: nothing was taken."""
+
+
+def free_pass() -> Pass:
+    """Return the pass of a call that no limit holds for."""
+    return _FreePass()
 
 
 class OpenAdmission:
@@ -71,4 +81,4 @@ class OpenAdmission:
 
     async def enter(self, caller: Caller, cls: TrafficClass, tokens: int) -> Pass:
         """Let the call in."""
-        return _FreePass()
+        return free_pass()

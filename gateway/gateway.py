@@ -17,11 +17,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from llmq.gateway.admission import Admission, OpenAdmission
 from llmq.gateway.app import WebLimits, build_app
 from llmq.gateway.body_guard import Pace
 from llmq.gateway.canceller import Canceller
@@ -29,14 +29,17 @@ from llmq.gateway.contact import Contact
 from llmq.gateway.direct import Direct
 from llmq.gateway.errors import ApiError
 from llmq.gateway.fleet import Fleet
+from llmq.gateway.http_metrics import HttpMetrics
 from llmq.gateway.http_server import HEAD_S, STALL_S, HttpServer
 from llmq.gateway.inference import Service
 from llmq.gateway.jobs import Jobs
+from llmq.gateway.keyed_admission import KeyedAdmission
+from llmq.gateway.metrics import metrics_routes
 from llmq.gateway.models import model_routes
 from llmq.gateway.openapi import openapi_routes
 from llmq.gateway.ops import ops_routes
 from llmq.gateway.vigil import Patience, Watchtower
-from llmq.scheduler.connection import connect
+from llmq.scheduler.connection import connect, redis_errors
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.tasks import end_tasks
 from llmq.scheduler.waiting import BLOCK_S, Listener
@@ -75,10 +78,14 @@ class BackgroundPart(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """What a gateway goes by; times in seconds. `direct` is the engine to ask while Redis is away."""
+    """What a gateway goes by; times in seconds. `direct` is the engine to ask while Redis is away.
+
+    `open_without_keys` lets anybody in, as `tenant`, while no API key has been made.
+    """
 
     queue: str = "default"
     tenant: str = "default"
+    open_without_keys: bool = True
     grace: float = 30.0
     flex_timeout: float = 600.0
     max_body_bytes: int = 16 * 2**20
@@ -112,7 +119,8 @@ class Foundation:
     client_id: str
     contact: Contact
     fleet: Fleet
-    admission: Admission
+    admission: KeyedAdmission
+    registry: CollectorRegistry
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +174,11 @@ async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitSta
     stack.push_async_callback(listener.close)
     listener.listen()
     contact = Contact()
-    fleet, admission = Fleet(queue, url, contact), OpenAdmission(options.tenant)
-    return Foundation(url, options, redis, queue, listener, client_id, contact, fleet, admission)
+    admission = KeyedAdmission(queue, contact, tenant=options.tenant, open_without_keys=options.open_without_keys)
+    with redis_errors(url):
+        await admission.any_keys()  # known from the start on, whatever becomes of Redis then
+    fleet, registry = Fleet(queue, url, contact), CollectorRegistry(auto_describe=False)
+    return Foundation(url, options, redis, queue, listener, client_id, contact, fleet, admission, registry)
 
 
 def _additions(foundation: Foundation) -> list[Addition]:
@@ -176,6 +187,8 @@ def _additions(foundation: Foundation) -> list[Addition]:
     return [
         Addition(routes=model_routes(fleet)),
         Addition(routes=ops_routes(queue, fleet, foundation.url)),
+        Addition(routes=metrics_routes(queue, foundation.registry)),
+        Addition(background=[foundation.admission]),
     ]
 
 
@@ -201,12 +214,13 @@ def _compose(
     )
     described = {path: item for added in additions for path, item in added.described.items()}
     larger = {begin: size for added in additions for begin, size in added.larger_bodies.items()}
-    return build_app(
+    app = build_app(
         Service(jobs, foundation.admission, tower, direct),
         [*openapi_routes(described), *(route for added in additions for route in added.routes)],
         foundation.admission,
         WebLimits(options.max_body_bytes, larger, options.pace, options.cors_origins),
     )
+    return HttpMetrics(app, foundation.registry)
 
 
 async def _serve_until_stopped(

@@ -20,7 +20,8 @@ class Bucket:
 
     `limit` of None is no limit, and then `tokens` is None too. `open` is False while a window is closed, and windows
     change what is in force at `changes_at_ms`. `exhausted` counts the times batch found the bucket empty, `wait_s` is
-    how long it then waited, on average (None: never); `dry_s` how long it has been waiting now (None: it is not).
+    how long it then waited, on average (None: never), `waited_s` all of it together; `dry_s` is how long it has been
+    waiting now (None: it is not).
     """
 
     limit: Limit | None
@@ -28,6 +29,7 @@ class Bucket:
     exhausted: int
     wait_s: float | None
     dry_s: float | None
+    waited_s: float = 0.0
     open: bool = True
     changes_at_ms: int | None = None
 
@@ -66,6 +68,7 @@ def bucket_of(config: Mapping[bytes, bytes], bucket: Mapping[bytes, bytes], now_
         exhausted,
         dry_ms / exhausted / 1000 if exhausted else None,
         max(0, now_ms - int(dry_since)) / 1000 if dry_since else None,
+        dry_ms / 1000,
         plan.action != "closed",
         plan.changes_at_ms,
     )

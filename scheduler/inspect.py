@@ -19,6 +19,7 @@ from llmq.scheduler.lease import batch_of
 from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.measures import Figures, merge
 from llmq.scheduler.queue import Queue
+from llmq.scheduler.totals import read_totals, sums
 
 __all__ = ["ClassStatus", "QueueStatus", "WorkerStatus", "read_status", "read_workers"]
 
@@ -146,6 +147,7 @@ class QueueStatus:
     lanes: int
     lanes_cut: bool
     results_bytes: int
+    totals: Mapping[str, int]
     objective: ChatObjective
 
     def to_json(self) -> dict[str, Any]:
@@ -172,6 +174,7 @@ class QueueStatus:
             "lanes": self.lanes,
             "lanes_cut": self.lanes_cut,
             "results_bytes": self.results_bytes,
+            "totals": sums(self.totals),
         }
 
 
@@ -185,6 +188,7 @@ class _Shared:
     lanes: int
     dead: int
     results_bytes: int
+    totals: Mapping[bytes, bytes]
     decisions: Sequence[tuple[bytes, Mapping[bytes, bytes]]]
 
 
@@ -219,6 +223,7 @@ async def read_status(queue: Queue) -> QueueStatus:
         lanes=shared.lanes,
         lanes_cut=shared.lanes > len(names),
         results_bytes=shared.results_bytes,
+        totals=read_totals(shared.totals),
         objective=_objective(shared, now_ms),
     )
 
@@ -265,9 +270,10 @@ async def _read_shared(queue: Queue) -> _Shared:
     pipe.hlen(keys.lanes)
     pipe.xlen(keys.dead)
     pipe.get(keys.held)
+    pipe.hgetall(keys.totals)
     pipe.xrevrange(keys.decisions, count=DECISIONS_SHOWN)
-    config, bucket, counts, lanes, dead, held, decisions = await pipe.execute()
-    return _Shared(config, bucket, counts, lanes, dead, int(held or 0), decisions)
+    config, bucket, counts, lanes, dead, held, totals, decisions = await pipe.execute()
+    return _Shared(config, bucket, counts, lanes, dead, int(held or 0), totals, decisions)
 
 
 async def _read_lane_names(queue: Queue) -> dict[str, TrafficClass]:

@@ -105,6 +105,24 @@ class QueueKeys:
         return f"{self.prefix}bell:{letter}"
 
     @property
+    def totals(self) -> str:
+        """Hash of what workers have counted (`totals.py`); a week from the last heartbeat."""
+        return self.prefix + "totals"
+
+    @property
+    def api_keys(self) -> str:
+        """Hash key id -> record (tenant, digest, limits), permanent; the field `stamp` changes with every write."""
+        return self.prefix + "keys"
+
+    def limit(self, key_id: str) -> str:
+        """Hash: what an API key has left of requests and LLM tokens; TTL until it is full again, and a minute more."""
+        return f"{self.prefix}limit:{key_id}"
+
+    def passes(self, key_id: str) -> str:
+        """Zset call -> ms when its lease ends: an API key's calls that run or wait; TTL of two leases."""
+        return f"{self.prefix}passes:{key_id}"
+
+    @property
     def sweeper(self) -> str:
         """String: who sweeps now; TTL of one sweep interval."""
         return self.prefix + "sweeper"

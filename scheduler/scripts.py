@@ -32,6 +32,7 @@ from llmq.scheduler.lease import (
     Why,
     batch_of,
 )
+from llmq.scheduler.totals import PREFIX as TOTALS_PREFIX
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ T = TypeVar("T")
 NAMES = (
     "submit_job", "open_batch", "submit_lines", "seal_batch", "claim", "renew", "first_delta", "finish", "retry",
     "hand_back", "sweep", "reap", "cancel_job", "cancel_batch", "pause_batch", "collect", "delete_batch", "delete_job",
-    "configure", "beat", "lead", "forget", "lose", "recount",
+    "configure", "beat", "lead", "forget", "lose", "recount", "keep_key", "enter", "stay", "leave",
 )  # fmt: skip
 
 _WORD = re.compile(r"\w+")
@@ -560,15 +561,27 @@ class Beat:
     config: dict[bytes, bytes]
 
 
-def beat(keys: QueueKeys, worker_id: str, *, ttl_ms: int, fields: Mapping[str, str | int]) -> Call[Beat]:
-    """Write a worker's heartbeat."""
+def beat(
+    keys: QueueKeys,
+    worker_id: str,
+    *,
+    ttl_ms: int,
+    fields: Mapping[str, str | int],
+    totals: Mapping[str, int] | None = None,
+    told: Mapping[str, int] | None = None,
+) -> Call[Beat]:
+    """Write a worker's heartbeat. `told` are the totals that Redis is known to have counted."""
 
     def read(reply: list[Any]) -> Beat:
         form, now_ms, flat = reply
         return Beat(int(form), int(now_ms), dict(zip(flat[::2], flat[1::2], strict=True)))
 
-    argv = [worker_id, ttl_ms, *(part for pair in fields.items() for part in pair)]
-    return Call(script("beat"), (*keys.shared, keys.worker(worker_id)), argv, read)
+    argv: list[Any] = [worker_id, ttl_ms]
+    for name, value in fields.items():
+        argv += (name, value, "")
+    for name, total in (totals or {}).items():
+        argv += (TOTALS_PREFIX + name, total, (told or {}).get(name, 0))
+    return Call(script("beat"), (*keys.shared, keys.worker(worker_id), keys.totals), argv, read)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,6 @@ class Card:
         """Return the fields of a heartbeat; the lease thread calls this."""
         running = slots.running()
         interactive = count_interactive(running)
-        cap, reserve = slots.batch_cap, slots.reserve
         return {
             "id": self.worker_id,
             "host": self.host,
@@ -46,8 +45,8 @@ class Card:
             "slots": slots.concurrency,
             "busy_i": interactive,
             "busy_b": len(running) - interactive,
-            "batch_cap": slots.concurrency - reserve if cap is None else cap,
-            "reserve": reserve,
+            "batch_cap": slots.batch_limit,
+            "reserve": slots.reserve,
             "governor": governing.state.value,
             "chat_seen": governing.far_over.seen,
             "chat_far_over": governing.far_over.slow,

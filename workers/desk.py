@@ -71,6 +71,12 @@ class Claimant(Protocol):
         """Whether a lease at the desk may run beside those that are held."""
         ...
 
+    def settling(self, lease: Lease, outcome: Outcome) -> None:
+        """Count an outcome that was left at the desk."""
+
+    def refused(self, outcomes: int) -> None:
+        """Count outcomes that their fences have refused."""
+
 
 class Desk:
     """Takes leases for the slots of one worker, and settles their outcomes; `on_trip` is called after each trip."""
@@ -132,6 +138,7 @@ class Desk:
     def settle(self, lease: Lease, outcome: Outcome) -> None:
         """Leave the outcome of a lease; it is written with the next trip."""
         note_outcome(lease, outcome)
+        self._claimant.settling(lease, outcome)
         self._held.pop(lease.fence, None)
         self._wake_takers(len(self._leases))  # what could not run beside it may start now
         self._outbox.append((lease, outcome))
@@ -215,6 +222,7 @@ class Desk:
         failed = {
             id(parcel): reply for parcel, reply in zip(parcel_of, replies, strict=False) if isinstance(reply, Exception)
         }
+        self._claimant.refused(sum(map(_refused, replies[: len(calls)])))
         self._note_settled(parcels, failed)
         wait = self._deal(replies[-1], youngest) if claims else LOOK_AGAIN_S
         if failed and len(failed) == len(parcels):
@@ -296,3 +304,8 @@ class Desk:
                 back = [(fence, HandedBack(Reason.SHUTDOWN)) for fence in unknown]
                 await scripts.run(self._redis, scripts.hand_back(self._keys, self._consumer, back))
             self._unsure.discard(lane)
+
+
+def _refused(reply: object) -> int:
+    """Return how many fences a reply names (finish, hand back), or whether one was refused (retry)."""
+    return len(reply) if isinstance(reply, list) else int(reply is False)

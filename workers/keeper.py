@@ -69,7 +69,7 @@ class LeaseKeeper:
     """Keeps the leases that it is given until they are dropped.
 
     `lease_s` is the length of a lease; each is renewed at least four times in it. `heartbeat` returns the fields to
-    write; it is called in the thread.
+    write, `totals` what the worker has counted; both are called in the thread.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class LeaseKeeper:
         contact: Contact,
         listener: Listener,
         heartbeat: Callable[[], Mapping[str, str | int]],
+        totals: Callable[[], Mapping[str, int]] = dict,
         *,
         lease_s: float,
     ) -> None:
@@ -89,6 +90,8 @@ class LeaseKeeper:
         self._contact = contact
         self._listener = listener
         self._heartbeat = heartbeat
+        self._totals = totals
+        self._told: Mapping[str, int] = {}
         self.lease_s = lease_s
         self._lock = threading.Lock()
         self._kept: dict[Fence, _Kept] = {}
@@ -102,6 +105,10 @@ class LeaseKeeper:
         beat = self._beat()
         self._contact.seen()
         return beat
+
+    def last_beat(self) -> None:
+        """Report what was counted since the last heartbeat, after the thread has ended; raises what Redis raises."""
+        self._beat()
 
     def start(self) -> None:
         """Start the thread."""
@@ -162,8 +169,18 @@ class LeaseKeeper:
         return True
 
     def _beat(self) -> scripts.Beat:
-        call = scripts.beat(self._keys, self._consumer, ttl_ms=round(HEARTBEAT_TTL_S * 1000), fields=self._heartbeat())
-        return scripts.run_sync(self._redis, call)
+        totals = self._totals()
+        call = scripts.beat(
+            self._keys,
+            self._consumer,
+            ttl_ms=round(HEARTBEAT_TTL_S * 1000),
+            fields=self._heartbeat(),
+            totals=totals,
+            told=self._told,
+        )
+        beat = scripts.run_sync(self._redis, call)
+        self._told = totals
+        return beat
 
     def _renew(self) -> None:
         with self._lock:

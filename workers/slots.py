@@ -82,6 +82,11 @@ class Slots:
                 return given
         return default_reserve(self.concurrency)
 
+    @property
+    def batch_limit(self) -> int:
+        """The most batch requests that may run at once, as it was last looked at."""
+        return self.concurrency - self.reserve if self.batch_cap is None else self.batch_cap
+
     def allowance(self) -> Allowance:
         """Return what may be claimed now."""
         held = self.desk.held
@@ -146,6 +151,14 @@ class Slots:
         excess = self._governing.excess(self.load()) - stopping if self._settings().preempt else 0
         for fence in self._victims(max(crowded, excess)):
             self._executor.stop(fence, Stop.PREEMPTED)
+
+    def settling(self, lease: Lease, outcome: Outcome) -> None:
+        """Count an outcome that was left at the desk."""
+        self._measuring.settled(lease, outcome)
+
+    def refused(self, outcomes: int) -> None:
+        """Count outcomes that their fences have refused."""
+        self._measuring.refused(outcomes)
 
     def lose(self, fence: Fence) -> None:
         """Abort a request whose lease belongs to another delivery."""

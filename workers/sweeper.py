@@ -65,6 +65,7 @@ class Sweeper:
         contact: Contact,
         lease_s: Callable[[], float],
         end: Callable[[Lease, Outcome], None],
+        on_reclaimed: Callable[[int], None] = lambda jobs: None,
     ) -> None:
         self._redis = redis
         self._keys = keys
@@ -72,11 +73,11 @@ class Sweeper:
         self._contact = contact
         self._lease_s = lease_s
         self._end = end
+        self._on_reclaimed = on_reclaimed
         self._fleet_watch = FleetWatch(redis, keys)
         self._full_sweep_at = 0.0
         self._led_at = (0, 0.0)
         self._hurry = False
-        self.reclaimed = 0
 
     async def sweeps(self) -> None:
         """Sweep until cancelled, each quarter of a lease."""
@@ -150,7 +151,7 @@ class Sweeper:
                     not_after_ms=self._redis_now_ms() + LATE_MS,
                 ),
             )
-            self.reclaimed += swept.reclaimed
+            self._on_reclaimed(swept.reclaimed + len(swept.doomed))
             if swept.reclaimed:
                 note(Event.RECLAIMED, lane=lane, jobs=swept.reclaimed)
             if swept.deleted:

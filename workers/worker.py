@@ -8,6 +8,7 @@ keeper learns; it neither chooses jobs nor talks to Redis.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -39,6 +40,7 @@ from llmq.workers.governing import Governing
 from llmq.workers.journal import note_changes, note_lease
 from llmq.workers.keeper import TIMEOUT_S, LeaseKeeper
 from llmq.workers.measuring import Measuring
+from llmq.workers.metrics import MetricsAddress, WorkerMetrics, metrics_served
 from llmq.workers.reach import OUT_OF_REACH
 from llmq.workers.shutdown import Shutdown
 from llmq.workers.slots import Slots, WorkerReport
@@ -60,7 +62,10 @@ EMPTY_CHECK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How one worker is run. `concurrency` and `reserve` of None mean the engine's slots, and the live setting."""
+    """How one worker is run. `concurrency` and `reserve` of None mean the engine's slots, and the live setting.
+
+    `metrics` of None tells none; `announce` is given the lines that say that it serves, and where its metrics are.
+    """
 
     queue: str = "default"
     gpu: str = "0"
@@ -69,6 +74,7 @@ class WorkerOptions:
     grace: float = 30.0
     until_empty: bool = False
     keyring: Keyring = NO_KEYS
+    metrics: MetricsAddress | None = None
     announce: Callable[[str], None] = field(default=lambda line: print(line, file=sys.stderr, flush=True))
 
 
@@ -138,6 +144,7 @@ class Worker:
             self._contact,
             self,
             lambda: self._card.heartbeat(self._slots, self._measuring, self._governing),
+            self._measuring.totals,
             lease_s=self._settings.lease_s,
         )
         self._desk = Desk(
@@ -162,9 +169,16 @@ class Worker:
             self._command,
         )
         self._sweeper = Sweeper(
-            self._redis, self._keys, self.id, self._contact, lambda: self._settings.lease_s, self._end
+            self._redis,
+            self._keys,
+            self.id,
+            self._contact,
+            lambda: self._settings.lease_s,
+            self._end,
+            self._measuring.reclaimed,
         )
         self._tasks: list[asyncio.Task[None]] = []
+        self._metrics = contextlib.ExitStack()
         self._trips: asyncio.Task[None]
 
     @classmethod
@@ -174,10 +188,12 @@ class Worker:
         """Make a worker that has written its first heartbeat and serves."""
         worker = cls(url, engine, info, options, shutdown)
         try:
+            await asyncio.to_thread(worker._tell_metrics)
             worker.beaten(await asyncio.to_thread(worker._keeper.first_beat))
             if worker._failure.done():
                 worker._failure.result()
         except BaseException:
+            worker._metrics.close()
             await worker._close_clients()
             raise
         worker._keeper.start()
@@ -217,9 +233,11 @@ class Worker:
         """End every part, leave the list of workers, and close the connections."""
         await _cancelled(self._tasks)
         await asyncio.to_thread(self._keeper.stop)
+        await asyncio.to_thread(self._metrics.close)
         if self._desk.clear:  # else the sweepers have to see that a worker is missing
             try:
                 async with asyncio.timeout(2):
+                    await asyncio.to_thread(self._keeper.last_beat)
                     await self._redis.zrem(self._keys.workers, self.id)
                     await self._redis.delete(self._keys.worker(self.id), self._keys.control(self.id))
             except OUT_OF_REACH:
@@ -368,6 +386,11 @@ class Worker:
         await self._redis.aclose()
         await self._ear.aclose()
         self._keeper_redis.close()
+
+    def _tell_metrics(self) -> None:
+        if self._options.metrics is not None:
+            metrics = WorkerMetrics(self._card, self._slots, self._measuring, self._contact)
+            self._metrics.enter_context(metrics_served(metrics, self._options.metrics, self._options.announce))
 
     def _go(self, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(loop)

@@ -121,7 +121,7 @@ local function leave(lane, meta)
   redis.call('ZREM', order, meta.member)
   local others = redis.call('ZRANGEBYLEX', order, '[' .. meta.tenant .. '|', '(' .. meta.tenant .. '}', 'LIMIT', 0, 1)
   if #others == 0 then redis.call('ZREM', ready, meta.tenant) end
-  if meta.cls == 'b' and redis.call('EXISTS', ready) == 0 then redis.call('HDEL', bucket, 'since') end
+  if meta.cls == 'b' and redis.call('EXISTS', ready) == 0 then redis.call('HDEL', bucket, 'since', 'dry') end
 end
 
 -- Wake lanes that sleep no longer, 16 at most; returns when the next one is due.

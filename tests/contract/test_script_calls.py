@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmq.scheduler import scripts
+from llmq.scheduler import key_scripts, scripts
+from llmq.scheduler.api_key import KeyLimits
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Answered, ErrorCode, Fence, HandedBack, Lease, Reason, Retry, Usage, Why
@@ -17,7 +18,7 @@ from tests.contract.test_lua_headers import SCRIPTS
 QUEUE = QueueKeys("q")
 LINE = Fence("batch:b1", "5-0", 2)
 SINGLE = Fence("i:ann", "8-1", 3)
-
+LIMITS = KeyLimits(60, 900, 4)
 
 JOB = Lease(SINGLE, TrafficClass.INTERACTIVE, Why.CHAT, "ann", "j1", b"job", 77, reply_to="c1")
 JOB_OF_BATCH = Lease(LINE, TrafficClass.BATCH, Why.BUCKET, "ann", "five", b"job", 77)
@@ -166,7 +167,11 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
     (scripts.configure(QUEUE, {"rate": "5", "burst": "1"}), {"field": "rate", "value": "5"}),
     (
         scripts.beat(QUEUE, "w1", ttl_ms=30, fields={"host": "h1"}),
-        {"id": "w1", "ttl": 30, "field": "host", "value": "h1"},
+        {"id": "w1", "ttl": 30, "field": "host", "value": "h1", "told": ""},
+    ),
+    (
+        scripts.beat(QUEUE, "w1", ttl_ms=30, fields={}, totals={"n": 7}, told={"n": 5}),
+        {"id": "w1", "ttl": 30, "field": "t.n", "value": 7, "told": 5},
     ),
     (scripts.lead(QUEUE, "w1", interval_ms=2500), {"consumer": "w1", "interval": 2500}),
     (scripts.forget(QUEUE, "w1", lane="i:ann"), {"consumer": "w1"}),
@@ -175,6 +180,19 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
         {"lane": "batch:b1", "kind": "line", "entry": "5-0"},
     ),
     (scripts.recount(QUEUE, lanes=["batch:b1"]), {"lane": "batch:b1"}),
+    (
+        key_scripts.keep_key(QUEUE, "k1", record=b"new", before=b"old", most=9),
+        {"id": "k1", "record": b"new", "before": b"old", "most": 9},
+    ),
+    (
+        key_scripts.enter(QUEUE, "k1", call_id="c1", limits=LIMITS, cost=7, lease_ms=30),
+        {"pass": "c1", "requests": 60, "tokens": 900, "most": 4, "cost": 7, "lease": 30},
+    ),
+    (key_scripts.stay(QUEUE, "k1", call_ids=["c1", "c2"], lease_ms=30), {"lease": 30, "pass": "c1"}),
+    (
+        key_scripts.leave(QUEUE, "k1", call_id="c1", limits=LIMITS, more=-5),
+        {"pass": "c1", "requests": 60, "tokens": 900, "more": -5},
+    ),
 ]
 
 #: What each name of a key in the headers stands for.
@@ -189,6 +207,10 @@ MEANINGS = {
     "inbox": {QUEUE.inbox("c1")},
     "worker": {QUEUE.worker("w1")},
     "sweeper": {QUEUE.sweeper},
+    "totals": {QUEUE.totals},
+    "keys": {QUEUE.api_keys},
+    "limit": {QUEUE.limit("k1")},
+    "passes": {QUEUE.passes("k1")},
 }
 
 HEADERS = {script.name: script for script in SCRIPTS}

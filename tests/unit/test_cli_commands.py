@@ -51,7 +51,7 @@ def commands() -> Iterator[tuple[str, ...]]:
 
 
 COMMANDS = list(commands())
-NOUNS = [("batch",), ("job",), ("dead",), ("server",)]
+NOUNS = [("batch",), ("job",), ("dead",), ("keys",), ("server",)]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
