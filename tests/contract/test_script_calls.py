@@ -158,6 +158,8 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
         {"id": "w1", "ttl": 30, "field": "host", "value": "h1"},
     ),
     (scripts.lead(QUEUE, "w1", interval_ms=2500), {"consumer": "w1", "interval": 2500}),
+    (scripts.hold(QUEUE, "batch_1", token="t1", ttl_ms=10_000), {"token": "t1", "ttl": 10_000}),
+    (scripts.let_go(QUEUE, "batch_1", token="t1"), {"token": "t1"}),
     (scripts.forget(QUEUE, "w1", lane="i:ann"), {"consumer": "w1"}),
     (
         scripts.lose(QUEUE, lane="batch:b1", entries=["5-0"]),
@@ -178,6 +180,7 @@ MEANINGS = {
     "inbox": {QUEUE.inbox("c1")},
     "worker": {QUEUE.worker("w1")},
     "sweeper": {QUEUE.sweeper},
+    "hold": {QUEUE.hold("batch_1")},
 }
 
 HEADERS = {script.name: script for script in SCRIPTS}
