@@ -19,6 +19,7 @@ from llmq.cli import (
     dead,
     doctor,
     drain,
+    gateway,
     health,
     job,
     policy,
@@ -62,6 +63,7 @@ def _root(
       llmq worker --gpu 0                  one per GPU
       llmq submit-batch prompts.jsonl      queue a file of prompts
       llmq ask "Why is the sky blue?"      chat; goes before batch
+      llmq gateway                         the OpenAI API, for any client of it
 
     \b
     Exit codes: 0 well, 1 unexpected, 2 usage or bad input, 3 some lines failed,
@@ -106,6 +108,7 @@ def build() -> typer.Typer:
     root.command("submit-batch")(submit.submit_batch)
     root.command()(ask.ask)
     root.command()(worker.worker)
+    root.command()(gateway.gateway)
     root.add_typer(_noun("Look at batches, take their results, and change them.", batch.register), name="batch")
     root.add_typer(_noun("Look at one single job, cancel or delete it.", job.register), name="job")
     root.command()(why.why)

@@ -16,6 +16,7 @@ from typing import Any
 import msgpack
 
 from llmq.scheduler.errors import EncodingError
+from llmq.scheduler.raw_json import read_object
 
 Body = dict[str, Any]
 
@@ -38,6 +39,9 @@ DEFAULT_ANSWER_TOKENS = 256
 #: keep all other batch waiting for days until they were paid.
 MOST_TOKENS = 1_000_000
 
+#: A picture or a sound in a body (`data:image/png;base64,...`) counts as this, whatever its bytes: engines cut it up.
+MEDIA_TOKENS = 1000
+
 #: English text has about four characters to an LLM token (OpenAI's rule of thumb); good enough for a bucket.
 CHARACTERS_PER_TOKEN = 4
 
@@ -58,11 +62,25 @@ class TrafficClass(StrEnum):
 class Job:
     """One inference request.
 
-    `url` is one of `ENDPOINTS`, `body` the JSON object for it.
+    `url` is one of `ENDPOINTS`, `body` the JSON object for it. `raw` is that object as its client wrote it, b"" where
+    it was given as an object: what there is of it is stored and sent on byte for byte, and `body` is for looking at.
     """
 
     url: str
     body: Body
+    raw: bytes = b""
+
+    @classmethod
+    def of_json(cls, url: str, raw: bytes) -> Job:
+        """Return the job for a body as it came. Raises EncodingError for what is no object, or too deep."""
+        try:
+            body = read_object(raw)
+        except ValueError as error:
+            raise EncodingError("body", str(error)) from None
+        # Brackets are counted first: few bodies have so many of them that they could be too deep.
+        if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
+            _check_depth(body)
+        return cls(url, body, raw)
 
     def encode(self, *, proven: bool = False) -> bytes:
         """Return the stored form. Raises EncodingError, with the path of the field, for what would not survive.
@@ -70,6 +88,8 @@ class Job:
         `proven` says that the body was checked before (`line_form.py`): to look again would take four times as long as
         to encode it.
         """
+        if self.raw:
+            return _pack({"u": self.url, "j": self.raw})
         if not proven:
             check_storable(self.body, "body")
         try:
@@ -87,7 +107,9 @@ class Job:
             raise EncodingError("job", f"is not a stored job ({type(error).__name__})") from None
         if not isinstance(record, dict):
             raise EncodingError("job", "is not a stored job (no map)")
-        url, body = record.get("u"), record.get("b")
+        url, body, raw = record.get("u"), record.get("b"), record.get("j")
+        if isinstance(raw, bytes) and isinstance(url, str) and url in ENDPOINTS:
+            return cls.of_json(url, raw)
         if not isinstance(url, str) or url not in ENDPOINTS or not isinstance(body, dict):
             raise EncodingError("job", "is not a stored job (fields missing or of the wrong type)")
         return cls(url, body)
@@ -131,6 +153,16 @@ def check_storable(value: object, path: str, depth: int = 0) -> None:
             raise EncodingError(path, f"is a {type(value).__name__}, which JSON does not have")
 
 
+def _check_depth(body: Body) -> None:
+    left: list[tuple[Any, int]] = [(body, 0)]
+    while left:
+        value, depth = left.pop()
+        if depth > MAX_DEPTH:
+            raise EncodingError("body", f"is nested deeper than {MAX_DEPTH} levels")
+        items = value.values() if isinstance(value, dict) else value
+        left += [(item, depth + 1) for item in items if isinstance(item, dict | list)]
+
+
 def _pack(record: dict[str, Any]) -> bytes:
     packed: bytes = msgpack.packb(record)
     return packed
@@ -138,15 +170,12 @@ def _pack(record: dict[str, Any]) -> bytes:
 
 def _characters(value: Any) -> int:
     if isinstance(value, str):
-        return len(value)
+        return len(value) if not value.startswith("data:") else MEDIA_TOKENS * CHARACTERS_PER_TOKEN
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, list | tuple):
         return 0
-    characters = 0
-    for item in value:
-        characters += len(item) if isinstance(item, str) else _characters(item)
-    return characters
+    return sum(_characters(item) for item in value)
 
 
 def _answer_tokens(url: str, body: Body) -> int:

@@ -101,17 +101,31 @@ class Queue:
         """
         job_id = job_id or new_job_id(check_tenant(tenant), key)
         call = self.submission(job, cls=cls, tenant=tenant, ttl=ttl, job_id=job_id, reply_to=reply_to)
-        try:
-            verdict = await scripts.run(self.redis, call)
-        except (RedisConnectionError, RedisTimeoutError):
-            verdict = await scripts.run(self.redis, call)
-        self.accept(verdict, cls)
+        self.accept(await self.send(call), cls)
         return job_id
 
+    async def send(self, call: scripts.Call[scripts.Verdict]) -> scripts.Verdict:
+        """Make the call of a submission, and once more where its reply did not come."""
+        try:
+            return await scripts.run(self.redis, call)
+        except (RedisConnectionError, RedisTimeoutError):
+            return await scripts.run(self.redis, call)
+
     def submission(
-        self, job: Job, *, cls: TrafficClass, tenant: str, ttl: float | None, job_id: str, reply_to: str
+        self,
+        job: Job,
+        *,
+        cls: TrafficClass,
+        tenant: str,
+        ttl: float | None,
+        job_id: str,
+        reply_to: str,
+        digest: str = "",
     ) -> scripts.Call[scripts.Verdict]:
-        """Return the call that submits a job; it is made, and may be made once more, by whoever has a connection."""
+        """Return the call that submits a job; it is made, and may be made once more, by whoever has a connection.
+
+        With a `digest` of what is asked, an id that was taken with another one is answered by `differs`.
+        """
         data = job.encode()
         if len(data) > self._max_body_bytes:
             raise UsageError(
@@ -128,6 +142,7 @@ class Queue:
             cost=job.cost(),
             ttl_ms=None if ttl is None else _ttl_ms(ttl),
             client=reply_to,
+            digest=digest,
         )
 
     def accept(self, verdict: scripts.Verdict, cls: TrafficClass) -> None:

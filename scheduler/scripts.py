@@ -153,10 +153,11 @@ def submit_job(
     cost: int,
     ttl_ms: int | None,
     client: str,
+    digest: str = "",
 ) -> Call[Verdict]:
-    """Put one single job into its tenant's lane. Answers ok | exists (entry) | full (cap)."""
+    """Put one single job into its tenant's lane. Answers ok | exists (entry) | differs (entry) | full (cap)."""
     ttl = "" if ttl_ms is None else ttl_ms
-    argv = [job_id, lane, cls.letter, tenant, data, cost, ttl, client]
+    argv = [job_id, lane, cls.letter, tenant, data, cost, ttl, client, digest]
     return Call(script("submit_job"), (*keys.shared, keys.lane(lane), keys.job(job_id)), argv, _verdict)
 
 

@@ -83,6 +83,11 @@ def _no_bool(value: object) -> object:
     return value
 
 
+def _split(value: object) -> object:
+    """Read a list that was given as one text."""
+    return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
 Seconds = Annotated[float, BeforeValidator(_no_bool), _read(parse_duration)]
 Bytes = Annotated[int, BeforeValidator(_no_bool), _read(parse_size), Field(ge=1)]
 
@@ -117,6 +122,23 @@ class Settings(BaseModel):
 
     grace: Seconds = 30.0
     """How long a worker that ends waits for its running jobs before it hands them back."""
+
+    listen_host: str = "127.0.0.1"
+    """The address that a gateway listens on, and its port."""
+
+    listen_port: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=65_535)] = 8800
+
+    flex_timeout: Seconds = 600.0
+    """How long a single call of the batch class may wait in the queue."""
+
+    direct: str | None = None
+    """An engine that a gateway asks for chat while Redis is away; None: it answers 503."""
+
+    cors_origins: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    """Origins whose web pages may call a gateway; none by default."""
+
+    max_connections: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=1_000_000)] = 10_000
+    """Connections of clients that a gateway holds at a time."""
 
     max_line_bytes: Bytes = 1024**2
     max_body_bytes: Bytes = 16 * 1024**2

@@ -50,14 +50,17 @@ class Listener:
         self._watches: weakref.WeakValueDictionary[str, Watch] = weakref.WeakValueDictionary()
         self._lookout = Lookout(queue, self._watches)
         self._tasks: list[asyncio.Task[None]] = []
+        self.deaf_since: float | None = None
+        """Since when nothing can be heard, on the monotonic clock: Redis is away; None: it is there."""
 
-    def watch(self, job_id: str, *, foreign: bool, ttl: float | None = None) -> Watch:
+    def watch(self, job_id: str, *, foreign: bool, ttl: float | None = None, anew: bool = False) -> Watch:
         """Listen for a job from now on: before it is sent, or (`foreign`) one that somebody else has sent.
 
         `ttl` is its longest time in the queue in seconds where that is known. Nobody listens for a watch that nobody
-        holds any more. Once it listens, other threads may call this, too, for jobs of their own.
+        holds any more. Once it listens, other threads may call this, too, for jobs of their own. `anew`: a job of the
+        same id that has ended is not the one that is meant.
         """
-        if (known := self._watches.get(job_id)) is not None:
+        if (known := self._watches.get(job_id)) is not None and not (anew and known.over):
             return known
         self.listen()
         overdue_at = time.monotonic() + ttl + OVERDUE_GRACE_S if ttl else math.inf
@@ -121,8 +124,10 @@ class Listener:
                 )
             except AWAY:
                 broken = True
+                self.deaf_since = self.deaf_since or time.monotonic()
                 await pause()
                 continue
+            self.deaf_since = None
             for _, entries in reply or ():
                 for entry, fields in entries:
                     last = entry

@@ -11,15 +11,16 @@
 --         6 cost      LLM tokens, estimated
 --         7 ttl       longest time in the queue, ms; 0 is none; empty is the class's setting
 --         8 client    whose inbox is rung
+--         9 digest    of what is asked, where the id is one of a key: another digest is another request; may be empty
 -- From    nothing
 -- To      waiting
--- Returns ok, entry | exists, entry | full, cap
+-- Returns ok, entry | exists, entry | differs, entry (the id is that of another request) | full, cap
 
 local stream, job = KEYS[19], KEYS[20]
-local id, lane, cls, tenant, data, cost, ttl, client = unpack(ARGV)
+local id, lane, cls, tenant, data, cost, ttl, client, digest = unpack(ARGV)
 
-local known = redis.call('HGET', job, 'entry')
-if known then return {'exists', known} end
+local known, known_digest = unpack(redis.call('HMGET', job, 'entry', 'digest'))
+if known then return {known_digest and digest ~= '' and known_digest ~= digest and 'differs' or 'exists', known} end
 local cap = cls == 'i' and setting('cap_interactive', 10000) or setting('cap_batch', 1000000)
 if tonumber(redis.call('HGET', counts, cls) or 0) >= cap then return {'full', cap} end
 local now = clock()
@@ -33,6 +34,7 @@ if redis.call('HSETNX', lanes, lane, '+' .. cls .. '|' .. tenant .. '|0000000000
 end
 redis.call('HSET', job, 'lane', lane, 'entry', entry, 'class', cls, 'tenant', tenant, 'client', client,
   'submitted_at', now, 'expires_at', expires)
+if digest ~= '' then redis.call('HSET', job, 'digest', digest) end
 redis.call('HINCRBY', counts, cls, 1)
 arrive(lane, meta_of(lane), now)
 ring(cls, 1)

@@ -39,6 +39,7 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
             cost=7,
             ttl_ms=60,
             client="c1",
+            digest="d1",
         ),
         {
             "id": "j1",
@@ -49,6 +50,7 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
             "cost": 7,
             "ttl": 60,
             "client": "c1",
+            "digest": "d1",
         },
     ),
     (

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from llmq.scheduler import raw_json
 from llmq.scheduler.errors import UsageError
 from llmq.scheduler.job import Job
-from llmq.workers.engines.merge import Tree
+from llmq.workers.engines.merge import Tree, dump
 
 #: A job whose model is missing, empty or this takes whatever the engine serves first.
 DEFAULT_MODEL = "default"
@@ -47,20 +48,28 @@ def base_url(url: str) -> str:
 
 def request_for(job: Job, model: str | None) -> Request:
     """Return what is sent: the body as it was submitted, but for the model's name and that it is streamed."""
-    body = {key: value for key, value in job.body.items() if key != "stream"}
+    changes: Tree = {"stream": None}
     if model is not None:
-        body["model"] = model
+        changes["model"] = model
     elif wants_default_model(job):
-        body.pop("model", None)
-    streams = _can_stream(job.url, body)
-    if streams:
-        body["stream"] = True
-        if job.url in ASKED_FOR_USAGE:
-            options = body.get("stream_options")
-            body["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+        changes["model"] = None
+    streams = _can_stream(job.url, job.body)
+    if not streams:
+        changes["stream_options"] = None
     else:
-        body.pop("stream_options", None)
-    return Request(job.url, orjson.dumps(body), streams)
+        changes["stream"] = True
+        if job.url in ASKED_FOR_USAGE:
+            options = job.body.get("stream_options")
+            changes["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
+    return Request(job.url, _changed(job, changes), streams)
+
+
+def _changed(job: Job, changes: Tree) -> bytes:
+    """Return the body with some fields changed, or taken out (None); one that came as bytes stays so in all others."""
+    if job.raw:
+        return raw_json.changed(job.raw, {name: None if new is None else dump(new) for name, new in changes.items()})
+    body = {key: value for key, value in job.body.items() if key not in changes}
+    return orjson.dumps(body | {name: new for name, new in changes.items() if new is not None})
 
 
 def _can_stream(url: str, body: Tree) -> bool:

@@ -1,0 +1,153 @@
+"""`llmq gateway`: serve the OpenAI API in front of a queue until somebody asks it to stop."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import socket
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmq.cli.options import Grace, Queue, RedisUrl, Tenant
+from llmq.cli.render import notice
+from llmq.cli.running import run_async
+from llmq.cli.session import load, open_session
+from llmq.scheduler.errors import UsageError
+from llmq.scheduler.settings import Settings
+from llmq.workers.shutdown import Shutdown
+
+if TYPE_CHECKING:
+    from llmq.gateway.gateway import GatewayOptions
+
+#: What `pip install 'llmq-streams[gateway]'` brings, and the gateway cannot be without.
+_NEEDED = ("starlette", "uvicorn", "httptools")
+
+
+def gateway(
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="H", help="The address to listen on (default: 127.0.0.1).")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65_535, metavar="P", help="The port; 0: any (default: 8800).")
+    ] = None,
+    anyone: Annotated[
+        bool, typer.Option("--anyone", help="Serve other hosts without API keys: whoever reaches it may use it.")
+    ] = False,
+    queue: Queue = None,
+    tenant: Tenant = None,
+    flex_timeout: Annotated[
+        str | None,
+        typer.Option("--flex-timeout", metavar="TIME", help="How long single batch calls may wait (default: 10m)."),
+    ] = None,
+    direct: Annotated[
+        str | None, typer.Option("--direct", metavar="URL", help="An engine to ask for chat while Redis is away.")
+    ] = None,
+    cors: Annotated[
+        list[str] | None, typer.Option("--cors-origin", metavar="URL", help="Let web pages of this origin call it.")
+    ] = None,
+    grace: Grace = None,
+    redis: RedisUrl = None,
+) -> None:
+    """Serve the OpenAI API: point any OpenAI client at it.
+
+    SIGTERM and Ctrl-C drain: no new connections, open answers may end within the grace, then they are told. A second
+    Ctrl-C ends them at once.
+
+    \b
+    Examples:
+      llmq gateway                                     for clients on this machine
+      llmq gateway --port 9000 --queue evals
+      llmq gateway --direct http://gpu7:8000           chat goes on there while Redis is away
+    """
+    _check_extra()
+    loaded = load(
+        listen_host=host,
+        listen_port=port,
+        queue=queue,
+        tenant=tenant,
+        flex_timeout=flex_timeout,
+        direct=direct,
+        cors_origins=cors or None,
+        grace=grace,
+        redis_url=redis,
+    )
+    settings = loaded.settings
+    _check_host(settings.listen_host, anyone=anyone)
+    shutdown = Shutdown()
+    run_async(lambda: _serve(settings, shutdown), shutdown)
+
+
+async def _serve(settings: Settings, shutdown: Shutdown) -> None:
+    from llmq.gateway.gateway import serve
+
+    options = _options(settings)
+    # The gateway makes connections of its own; the session checks the server, and keeps an embedded one alive.
+    async with open_session(settings, warnings=True) as session:
+        sockets = _listen(settings.listen_host, settings.listen_port)
+        try:
+            await serve(session.url, options, sockets, shutdown, lambda: _say_ready(settings, sockets))
+        finally:
+            for listening in sockets:
+                listening.close()
+    notice("ended gateway")
+
+
+def _options(settings: Settings) -> GatewayOptions:
+    from llmq.gateway.gateway import GatewayOptions
+
+    key = settings.engine_api_key
+    return GatewayOptions(
+        queue=settings.queue,
+        tenant=settings.tenant,
+        grace=settings.grace,
+        flex_timeout=settings.flex_timeout,
+        max_body_bytes=settings.max_body_bytes,
+        max_connections=settings.max_connections,
+        cors_origins=settings.cors_origins,
+        direct=settings.direct,
+        engine_api_key=key.get_secret_value() if key is not None else None,
+    )
+
+
+def _listen(host: str, port: int) -> list[socket.socket]:
+    from llmq.gateway.http_server import listen
+
+    try:
+        return listen(host, port)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another: --host H, --port P"
+        ) from None
+
+
+def _say_ready(settings: Settings, sockets: list[socket.socket]) -> None:
+    host, port = settings.listen_host, sockets[0].getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    where = "this host only" if _is_loopback(host) else "any host"
+    notice(f"ready gateway queue {settings.queue}, {where}, no API keys: http://{shown}:{port}/v1")
+
+
+def _check_extra() -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"the gateway needs packages that are not installed ({', '.join(missing)}); "
+            "type: pip install 'llmq-streams[gateway]'"
+        )
+
+
+def _check_host(host: str, *, anyone: bool) -> None:
+    """Refuse an address that other hosts reach, where nothing says who may call. Raises UsageError."""
+    if not anyone and not _is_loopback(host):
+        raise UsageError(
+            f"--host {host}: no API key has been made, so only this host is served; "
+            "leave --host out, or say that anyone who reaches it may use it: --anyone"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,224 @@
+"""The gateway process: everything it is made of, put together here and nowhere else, from its start to its drained end.
+
+    listen -> connect -> ready -> (asked to stop) -> listen no more -> open answers end within the grace
+    -> those left are told -> jobs of clients that are gone are cancelled -> connections closed
+
+The gateway keeps nothing that another one would miss: any number of them serve one queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from redis.asyncio import Redis
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from llmq.gateway.admission import Admission, OpenAdmission
+from llmq.gateway.app import WebLimits, build_app
+from llmq.gateway.body_guard import Pace
+from llmq.gateway.canceller import Canceller
+from llmq.gateway.direct import Direct
+from llmq.gateway.errors import ApiError
+from llmq.gateway.fleet import Fleet
+from llmq.gateway.http_server import HEAD_S, HttpServer
+from llmq.gateway.inference import Service
+from llmq.gateway.jobs import Jobs
+from llmq.gateway.models import model_routes
+from llmq.gateway.ops import ops_routes
+from llmq.gateway.vigil import Patience, Watchtower
+from llmq.scheduler.connection import connect
+from llmq.scheduler.queue import Queue
+from llmq.scheduler.tasks import end_tasks
+from llmq.scheduler.waiting import BLOCK_S, Listener
+
+#: Connections for commands; waits need none.
+MAX_CONNECTIONS = 64
+
+#: After the grace: for the last words of open streams, and for cancelling the jobs of those that were cut off.
+LAST_WORDS_S = 3.0
+
+#: A background part that failed is started again after so long.
+RESTART_S = 1.0
+
+_log = logging.getLogger("llmq.gateway")
+
+
+class StopSignals(Protocol):
+    """Whoever may ask the gateway to stop: first to drain, then at once."""
+
+    async def quiet(self) -> None:
+        """Wait until somebody asks to drain."""
+        ...
+
+    async def at_once(self) -> None:
+        """Wait until somebody asks to end at once."""
+        ...
+
+
+class BackgroundPart(Protocol):
+    """Something that works as long as the gateway does, until it is cancelled."""
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """What a gateway goes by; times in seconds. `direct` is the engine to ask while Redis is away."""
+
+    queue: str = "default"
+    tenant: str = "default"
+    grace: float = 30.0
+    flex_timeout: float = 600.0
+    max_body_bytes: int = 16 * 2**20
+    max_connections: int = 10_000
+    cors_origins: Sequence[str] = ()
+    direct: str | None = None
+    engine_api_key: str | None = None
+    head_s: float = HEAD_S
+    pace: Pace = field(default_factory=Pace)
+    patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """What all parts of a gateway stand on; `url` is Redis', and may hold a password."""
+
+    url: str
+    options: GatewayOptions
+    redis: Redis
+    queue: Queue
+    listener: Listener
+    client_id: str
+    fleet: Fleet
+    admission: Admission
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What a part adds to the gateway: routes, what runs beside them, and routes with larger bodies than all others."""
+
+    routes: Sequence[BaseRoute] = ()
+    background: Sequence[BackgroundPart] = ()
+    larger_bodies: Mapping[str, int] = field(default_factory=dict)
+
+
+async def serve(
+    url: str,
+    options: GatewayOptions,
+    sockets: list[socket.socket],
+    stop: StopSignals,
+    on_ready: Callable[[], object] = lambda: None,
+) -> None:
+    """Serve until asked to stop, and until what is open then has ended. Raises LLMQError where it cannot begin."""
+    async with AsyncExitStack() as stack:
+        foundation = await _lay_foundation(url, options, stack)
+        canceller = Canceller(foundation.queue)
+        tower = Watchtower(foundation.listener, foundation.fleet, options.patience)
+        additions = _additions(foundation)
+        app = _compose(foundation, canceller, tower, additions, stack)
+        parts: list[BackgroundPart] = [canceller, *(part for added in additions for part in added.background)]
+        running = [asyncio.create_task(_keep(part)) for part in parts]
+        stack.push_async_callback(end_tasks, *running)
+        server = HttpServer(
+            app,
+            max_connections=options.max_connections,
+            head_s=options.head_s,
+            last_s=options.grace + LAST_WORDS_S,
+        )
+        await _serve_until_stopped(server, sockets, stop, options.grace, tower, on_ready)
+        await canceller.flush(LAST_WORDS_S)
+
+
+async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitStack) -> Foundation:
+    redis = connect(url, max_connections=MAX_CONNECTIONS, client_name="llmq-gateway")
+    stack.push_async_callback(redis.aclose)
+    reader = connect(url, blocking_s=BLOCK_S, max_connections=1, client_name="llmq-gateway-inbox")
+    stack.push_async_callback(reader.aclose)
+    queue = Queue(redis, options.queue, max_body_bytes=options.max_body_bytes + 2**16)  # the job is more than its body
+    client_id = uuid.uuid4().hex
+    listener = Listener(queue, reader, client_id)
+    stack.push_async_callback(listener.close)
+    listener.listen()
+    return Foundation(url, options, redis, queue, listener, client_id, Fleet(queue, url), OpenAdmission(options.tenant))
+
+
+def _additions(foundation: Foundation) -> list[Addition]:
+    """Return the parts beside inference. Each is one line here; all of them stand on the foundation alone."""
+    fleet, queue = foundation.fleet, foundation.queue
+    return [
+        Addition(routes=model_routes(fleet)),
+        Addition(routes=ops_routes(queue, fleet, foundation.url)),
+    ]
+
+
+def _compose(
+    foundation: Foundation,
+    canceller: Canceller,
+    tower: Watchtower,
+    additions: Sequence[Addition],
+    stack: AsyncExitStack,
+) -> ASGIApp:
+    options = foundation.options
+    direct = Direct(options.direct, options.engine_api_key) if options.direct else None
+    if direct is not None:
+        stack.push_async_callback(direct.close)
+    jobs = Jobs(
+        foundation.listener, foundation.client_id, foundation.url, canceller, foundation.fleet, options.flex_timeout
+    )
+    larger = {begin: size for added in additions for begin, size in added.larger_bodies.items()}
+    return build_app(
+        Service(jobs, foundation.admission, tower, direct),
+        [route for added in additions for route in added.routes],
+        foundation.admission,
+        WebLimits(options.max_body_bytes, larger, options.pace, options.cors_origins),
+    )
+
+
+async def _serve_until_stopped(
+    server: HttpServer,
+    sockets: list[socket.socket],
+    stop: StopSignals,
+    grace: float,
+    tower: Watchtower,
+    on_ready: Callable[[], object],
+) -> None:
+    serving = asyncio.create_task(server.serve(sockets))
+    quiet, at_once = asyncio.create_task(stop.quiet()), asyncio.create_task(stop.at_once())
+    try:
+        await server.started()
+        on_ready()
+        await asyncio.wait({serving, quiet}, return_when=asyncio.FIRST_COMPLETED)
+        server.stop()
+        await asyncio.wait({serving, at_once}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+        tower.end_all(_stopping())
+        await serving
+    finally:
+        server.stop()
+        await end_tasks(quiet, at_once, serving)
+
+
+async def _keep(part: BackgroundPart) -> None:
+    """Run a background part; one that fails is started again, and said to have failed."""
+    while True:
+        try:
+            await part.run()
+            return
+        except Exception:
+            _log.exception("a part of the gateway failed and is started again: %s", type(part).__name__)
+            await asyncio.sleep(RESTART_S)
+
+
+def _stopping() -> ApiError:
+    return ApiError(
+        503, "the answer broke off: the gateway is stopping; send the request again", code="interrupted", retry_after=1
+    )

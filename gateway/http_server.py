@@ -1,0 +1,211 @@
+"""The HTTP server: uvicorn, with the limits that a server at the edge needs and uvicorn lacks.
+
+A connection has so long to send the head of its request, from its first byte or from its beginning; connections above a
+number are answered 503 at once; a peer that vanished is noticed by the kernel. How slowly a body may come is the
+boundary's affair (`body_guard.py`), because only it knows the body. The server ends when it is told, never by a signal
+of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from llmq.gateway.errors import ApiError
+
+#: For the head of a request, and for a connection that sends nothing at all.
+HEAD_S = 10.0
+
+#: Between two requests of a connection. Balancers keep theirs for 60 s and must not find them closed.
+IDLE_S = 75.0
+
+#: The head of a request in bytes; headers are kept in memory until it is whole.
+MAX_HEAD_BYTES = 64 * 1024
+
+BACKLOG = 2048
+
+#: A peer that vanished without a word is noticed after 30 s.
+_KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection; `max_connections` and `head_s` are set by `HttpServer` on a class of its own."""
+
+    max_connections = 10_000
+    head_s = HEAD_S
+    _head_timer: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    _in_head = True
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, or refuse it where there are too many."""
+        super().connection_made(transport)
+        _watch_peer(transport)
+        if len(self.connections) > self.max_connections:
+            self._refuse(ApiError(503, "too many connections; try again in a moment", code="overloaded", retry_after=1))
+            return
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes of a request."""
+        if self._in_head:
+            if self._head_timer is None:
+                self._await_head()
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES + len(data):
+                self._refuse(
+                    ApiError(431, f"expected a head of at most {MAX_HEAD_BYTES:,} bytes", code="head_too_large")
+                )
+                return
+        super().data_received(data)
+
+    def on_headers_complete(self) -> None:
+        """The head has come."""
+        self._end_head()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request has come whole: what follows is the head of the next one."""
+        super().on_message_complete()
+        self._in_head, self._head_bytes = True, 0
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, in the shape of all other errors."""
+        self._refuse(ApiError(400, "expected an HTTP request, got what cannot be read as one", code="bad_request"))
+
+    def _await_head(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        self._head_timer = self.loop.call_later(self.head_s, self._head_is_late)
+
+    def _end_head(self) -> None:
+        self._in_head = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._head_bytes == 0:  # it asked for nothing: nobody waits for an answer
+            self.transport.close()
+        else:
+            message = f"the head of the request did not come within {self.head_s:g} s"
+            self._refuse(ApiError(408, message, code="head_timeout"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer without the application, and close."""
+        self._end_head()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()  # an answer is under way: nothing may be written into it
+            return
+        body = error.body()
+        headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | error.headers).items())
+        self.transport.write(f"HTTP/1.1 {error.status} \r\n{lines}\r\n".encode() + body)
+        self.transport.close()
+
+
+class HttpServer:
+    """Serves `app` on sockets that listen already."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_connections: int = 10_000,
+        head_s: float = HEAD_S,
+        idle_s: float = IDLE_S,
+        last_s: float | None = None,
+    ) -> None:
+        limits: dict[str, Any] = {"max_connections": max_connections, "head_s": head_s}
+        protocol = type("Protocol", (GuardedProtocol,), limits)
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=round(idle_s),
+                timeout_graceful_shutdown=None if last_s is None else max(1, round(last_s)),
+            )
+        )
+
+    async def serve(self, sockets: list[socket.socket]) -> None:
+        """Serve until `stop`, and until what is open then has ended."""
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await self._server.serve(sockets)
+
+    async def started(self) -> None:
+        """Wait until it serves."""
+        await self._server.serving.wait()
+
+    def stop(self) -> None:
+        """Listen no more, close idle connections, and let open requests end."""
+        self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the command line has its own."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.serving = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.serving.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Return the sockets that listen on an address; raises OSError."""
+    sockets: list[socket.socket] = []
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    ):
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.bind(address)
+            listening.listen(BACKLOG)
+        except OSError:
+            listening.close()
+            for other in sockets:
+                other.close()
+            raise
+        listening.setblocking(False)
+        sockets.append(listening)
+        if port == 0:
+            break
+    return sockets
+
+
+def _watch_peer(transport: asyncio.Transport) -> None:
+    peer = transport.get_extra_info("socket")
+    if peer is None or peer.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if hasattr(socket, name):
+            peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

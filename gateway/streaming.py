@@ -1,0 +1,97 @@
+"""The stream: one answer on its way to its client, event by event, as the engine makes it.
+
+The answer begins with the engine's first token, or with a sign of life where that takes long; until then a refusal of
+the engine is still a plain HTTP error with the engine's status. What comes together is written together. This is the
+path that every token takes: one wake-up, one join, one write.
+"""
+
+from __future__ import annotations
+
+import time
+
+from llmq.gateway.answers import answer_of, engine_error, failure_of
+from llmq.gateway.boundary import Exchange
+from llmq.gateway.errors import ApiError
+from llmq.gateway.events import KEEP_ALIVE, Events
+from llmq.gateway.jobs import OpenJob
+from llmq.gateway.vigil import Vigil
+from llmq.scheduler.deltas import DeltaOrder
+from llmq.scheduler.job_record import JobRecord
+from llmq.scheduler.state import JobState
+
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # nginx would keep the events to itself
+}
+
+
+class Stream:
+    """Sends one answer; `keep_alive` is the longest silence in seconds."""
+
+    def __init__(self, exchange: Exchange, events: Events, job: OpenJob, keep_alive: float) -> None:
+        self._exchange = exchange
+        self._events = events
+        self._job = job
+        self._keep_alive = keep_alive
+        self._silent_since = time.monotonic()
+        # The deltas of a job that was joined go to the request that made it: its answer comes whole.
+        self._order = DeltaOrder() if job.joined else job.watch.order
+
+    async def run(self, vigil: Vigil) -> None:
+        """Send what comes until the job has ended, or the vigil is over."""
+        watch, order, news = self._job.watch, self._order, self._job.watch.news
+        while True:
+            news.clear()
+            if vigil.over:
+                return
+            if views := order.take():
+                vigil.begun = True
+                if data := self._events.of(views):
+                    await self._write(data)
+            elif watch.over:
+                return
+            else:
+                if time.monotonic() - self._silent_since >= self._keep_alive:
+                    await self._write(KEEP_ALIVE)
+                await news.wait()
+
+    async def finish(self, record: JobRecord | None, retry_after: float) -> None:
+        """Send the end of a job that has ended. Raises ApiError where nothing was sent yet and there is no answer."""
+        if record is None or record.state is not JobState.COMPLETED:
+            await self._finish_without_answer(record, retry_after)
+            return
+        try:
+            rest = self._order.rest(record.body)
+        except ValueError:  # another worker began it again after some of it was sent
+            await self.fail(failure_of(None, retry_after))
+            return
+        data = self._events.of_rest(rest) if rest is not None else b""
+        await self._end(data + self._events.end())
+
+    async def fail(self, failure: ApiError) -> None:
+        """End with an error, and without the end of an answer. Raises it where nothing was sent yet."""
+        if not self._exchange.begun:
+            raise failure
+        await self._end(self._events.error(failure))
+
+    async def _finish_without_answer(self, record: JobRecord | None, retry_after: float) -> None:
+        if record is None or record.status_code is None:
+            await self.fail(failure_of(record, retry_after))
+            return
+        answer = answer_of(record, retry_after)
+        if self._exchange.begun:
+            await self._end(self._events.error_event(engine_error(answer)))
+        else:
+            await self._exchange.answer(answer.status, answer.body, {}, answer.content_type)
+
+    async def _write(self, data: bytes) -> None:
+        if not self._exchange.begun:
+            await self._exchange.begin(200, HEADERS)
+        await self._exchange.write(data)
+        self._silent_since = time.monotonic()
+
+    async def _end(self, data: bytes) -> None:
+        if not self._exchange.begun:
+            await self._exchange.begin(200, HEADERS)
+        await self._exchange.write(data, more=False)
