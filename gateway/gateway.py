@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from redis.asyncio import Redis
@@ -23,6 +24,11 @@ from starlette.types import ASGIApp
 
 from llmq.gateway.admission import Admission, OpenAdmission
 from llmq.gateway.app import WebLimits, build_app
+from llmq.gateway.batch.conductor import Limits
+from llmq.gateway.batch.part import open_batch_part
+from llmq.gateway.batch.routes import batch_routes
+from llmq.gateway.batch.storage import open_storage
+from llmq.gateway.batch.upload import OVERHEAD
 from llmq.gateway.body_guard import Pace
 from llmq.gateway.canceller import Canceller
 from llmq.gateway.direct import Direct
@@ -36,6 +42,7 @@ from llmq.gateway.ops import ops_routes
 from llmq.gateway.vigil import Patience, Watchtower
 from llmq.scheduler.connection import connect
 from llmq.scheduler.queue import Queue
+from llmq.scheduler.settings import load_settings
 from llmq.scheduler.tasks import end_tasks
 from llmq.scheduler.waiting import BLOCK_S, Listener
 
@@ -73,7 +80,10 @@ class BackgroundPart(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """What a gateway goes by; times in seconds. `direct` is the engine to ask while Redis is away."""
+    """What a gateway goes by; times in seconds. `direct` is the engine to ask while Redis is away.
+
+    `files` is where files and batches are kept: a folder or a URL of fsspec; None: a folder in `home`.
+    """
 
     queue: str = "default"
     tenant: str = "default"
@@ -83,6 +93,9 @@ class GatewayOptions:
     max_connections: int = 10_000
     cors_origins: Sequence[str] = ()
     direct: str | None = None
+    files: str | None = None
+    home: Path = field(default_factory=lambda: load_settings({}).settings.home)
+    input_limits: Limits = field(default_factory=Limits)
     engine_api_key: str | None = None
     head_s: float = HEAD_S
     pace: Pace = field(default_factory=Pace)
@@ -154,10 +167,13 @@ async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitSta
 
 def _additions(foundation: Foundation) -> list[Addition]:
     """Return the parts beside inference. Each is one line here; all of them stand on the foundation alone."""
-    fleet, queue = foundation.fleet, foundation.queue
+    fleet, queue, options = foundation.fleet, foundation.queue, foundation.options
+    storage = open_storage(options.files, queue.name, options.home)
+    batches = open_batch_part(queue, storage, options.input_limits, _log.warning)
     return [
         Addition(routes=model_routes(fleet)),
         Addition(routes=ops_routes(queue, fleet, foundation.url)),
+        Addition(batch_routes(batches.service), [batches], {"/v1/files": options.input_limits.file_bytes + OVERHEAD}),
     ]
 
 

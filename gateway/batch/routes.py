@@ -52,11 +52,7 @@ def batch_routes(service: BatchService) -> list[Route]:
         ("GET", "/v1/batches/{id}/results", routes.results),
         ("POST", "/v1/batches/{id}/cancel", routes.cancel),
     ]
-    paths = dict.fromkeys(path for _, path, _ in table)
-    return [
-        Route(path, _by_method({m: _guarded(e) for m, p, e in table if p == path}), methods=_methods(table, path))
-        for path in paths
-    ]
+    return [Route(path, _guarded(endpoint), methods=[method]) for method, path, endpoint in table]
 
 
 class _Routes:
@@ -125,17 +121,6 @@ class _Routes:
             follow=query.get("follow", "false").lower() in ("true", "1", "yes"),
         )
         return StreamingResponse(await first_of(lines), media_type="application/jsonl")
-
-
-def _by_method(endpoints: dict[str, Endpoint]) -> Endpoint:
-    async def endpoint(request: Request) -> Response:
-        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
-
-    return endpoint
-
-
-def _methods(table: list[tuple[str, str, Endpoint]], path: str) -> list[str]:
-    return [method for method, of, _ in table if of == path]
 
 
 def _guarded(endpoint: Endpoint) -> Endpoint:

@@ -21,7 +21,7 @@ from llmq.scheduler.units import format_size
 _MOST_FIELDS, _FIELD_BYTES = 16, 4096
 
 #: What a body may have around its file.
-_OVERHEAD = 64 * 1024
+OVERHEAD = 64 * 1024
 
 #: Characters of a file's name that are kept.
 _NAME_CHARACTERS = 255
@@ -51,7 +51,7 @@ async def receive_upload(
 ) -> Upload:
     """Read a multipart body; its part `file` goes to the spool. Raises ApiError (400, 413, 415)."""
     length = headers.get("content-length", "")
-    if length.isdigit() and int(length) > file_bytes + _OVERHEAD:
+    if length.isdigit() and int(length) > file_bytes + OVERHEAD:
         raise _too_large(file_bytes)
     receiver = _Receiver(_boundary(headers.get("content-type", "")), spool, file_bytes)
     async for chunk in chunks:
