@@ -6,7 +6,8 @@ Each step first looks at what is there, so that all of it may be cut off anywher
     not in Redis        open the batch there; lines that the parts hold already are not queued again
     not sealed          feed the lines on, from the one that Redis expects, as it has room
     not ended           gather results into parts (`gathering.py`)
-    ended               make the files (`finishing.py`), write `ended`, take the batch out of Redis
+    ended               make the files (`finishing.py`), write `ended`
+    `ended`             take the batch out of Redis, remove parts and mark
 """
 
 from __future__ import annotations
@@ -86,15 +87,14 @@ class Conductor:
     async def conduct(self, mark: Mark, token: str) -> None:
         """Lead a batch to its end. Whatever it raises, it may be called again; `token` names this attempt."""
         facts = await self._ledger.facts(mark.tenant, mark.batch_id)
-        if facts.ended is not None:  # somebody died between the last two steps
-            await self._ledger.close(mark.batch_id)
-            return
-        if facts.order is None:
-            await self._forget_orphan(mark)
-            return
-        accepted = facts.accepted or await self._accept(facts.order)
-        if accepted is not None:
-            await self._carry_out(facts.order, accepted, token)
+        if facts.ended is None:
+            if facts.order is None:
+                await self._forget_orphan(mark)
+                return
+            accepted = facts.accepted or await self._accept(facts.order)
+            if accepted is not None:
+                await self._carry_out(facts.order, accepted, token)
+        await self._clear_away(mark.batch_id)
 
     # --- the input --------------------------------------------------------------------------------------------------
 
@@ -214,8 +214,18 @@ class Conductor:
             file = await stack.enter_async_context(self._input(order)) if has_gaps(chain, accepted) else None
             outcome = await finishing.finish(chain, file, await self._clock.now())
         await self._ledger.end(order, ended_object(order, accepted, outcome), finishing.sequence)
-        with contextlib.suppress(UsageError):  # what it held is in the files now, and Redis' memory is dear
-            await self._batches.delete(order.id)
+
+    async def _clear_away(self, batch_id: str) -> None:
+        """Remove what only a batch that has not ended needs; its mark is the last, so that nothing is left behind."""
+        with contextlib.suppress(NotFoundError):
+            try:
+                await self._batches.delete(batch_id)  # what it holds is in the files, and Redis' memory is dear
+            except NotFoundError:
+                raise
+            except UsageError:  # a gateway that had slept has opened it once more
+                await self._batches.cancel(batch_id)
+                raise
+        await self._ledger.close(batch_id)
 
     def _ending(self, order: Order, record: BatchRecord | None, cancel_at: int | None) -> Ending:
         """Say how the lines have ended; without a record none could start any more."""

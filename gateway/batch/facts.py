@@ -92,11 +92,10 @@ class Ledger:
         await self._storage.remove(places.fact(order.tenant, order.id, "cancel"))
 
     async def end(self, order: Order, ended: Mapping[str, Any], sequence: bytes = b"") -> None:
-        """Write down how the batch has ended, and remove what it needed until then."""
+        """Write down how the batch has ended."""
         if sequence:
             await self._storage.write(places.sequence(order.tenant, order.id), sequence)
         await self._write(order, "ended", ended)
-        await self.close(order.id)
 
     async def close(self, batch_id: str) -> None:
         """Remove what only a batch that has not ended needs."""
