@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -128,7 +129,7 @@ class _FolderSpool:
 
 
 @contextlib.contextmanager
-def _missing_folders():  # type: ignore[no-untyped-def]
+def _missing_folders() -> Iterator[None]:
     """Let a path through what is no folder be a missing file, as in an object store."""
     try:
         yield

@@ -138,11 +138,11 @@ class Storage:
 
     async def open_input(self, path: str, name: str, max_line_bytes: int) -> InputFile:
         """Open an object as a file of requests; the caller closes it. Raises InputFileError for what can be none."""
-        return await self._do(self._backend.open_input, path, name, max_line_bytes)
+        return await self._do(self._backend.open_input, path, name, max_line_bytes, give_back=InputFile.close)
 
     async def blocks(self, path: str) -> AsyncGenerator[bytes, None]:
         """Iterate over an object in blocks; it is opened with the first. Close it: `contextlib.aclosing`."""
-        file = await self._do(self._backend.open, path)
+        file = await self._do(self._backend.open, path, give_back=lambda opened: opened.close())
         try:
             while block := await self._do(file.read, _BLOCK):
                 yield block
@@ -162,7 +162,7 @@ class Storage:
 
     async def spool(self) -> AsyncSpool:
         """Begin an object: `async with await storage.spool() as spool`."""
-        return AsyncSpool(await self._do(self._backend.spool), self._do)
+        return AsyncSpool(await self._do(self._backend.spool, give_back=lambda spool: spool.discard()), self._do)
 
     async def tidy(self) -> None:
         """Remove what processes that were killed have left in the making."""
@@ -172,16 +172,21 @@ class Storage:
         """Let the threads go."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _do(self, work: Callable[..., T], *arguments: object) -> T:
-        """Do it in a thread, and never leave it running: it may use a file that is closed next."""
+    async def _do(
+        self, work: Callable[..., T], *arguments: object, give_back: Callable[[T], object] | None = None
+    ) -> T:
+        """Do it in a thread, and never leave it running: it may use a file that is closed next.
+
+        `give_back` frees what the work returns, where nobody is there any more to take it.
+        """
         loop = asyncio.get_running_loop()
         task = asyncio.ensure_future(loop.run_in_executor(self._threads, functools.partial(work, *arguments)))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             await asyncio.wait([task])
-            if not task.cancelled():
-                task.exception()
+            if not task.cancelled() and task.exception() is None and give_back is not None:
+                give_back(task.result())
             raise
         except (FileNotFoundError, LLMQError):
             raise

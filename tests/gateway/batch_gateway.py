@@ -136,12 +136,12 @@ async def uploaded(client: AsyncOpenAI, content: bytes, name: str = "input.jsonl
     return (await client.files.create(file=(name, content), purpose="batch")).id
 
 
-async def created(client: AsyncOpenAI, content: bytes, window: str = "24h", **options: Any) -> Batch:
+async def created(client: AsyncOpenAI, content: bytes, window: Any = "24h", **options: Any) -> Batch:
     """Upload an input and make a batch of it."""
     return await client.batches.create(
         input_file_id=await uploaded(client, content),
         endpoint=options.pop("endpoint", CHAT),
-        completion_window=window,  # type: ignore[arg-type]
+        completion_window=window,
         **options,
     )
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -109,7 +110,9 @@ class TestAWholeBatch:
         def run() -> list[str]:
             with served.sync_client() as client:
                 file = client.files.create(file=("in.jsonl", questions(3)), purpose="batch")
-                batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+                batch = client.batches.create(
+                    input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+                )
                 while (batch := client.batches.retrieve(batch.id)).status != "completed":
                     time.sleep(0.05)
                 assert batch.output_file_id is not None
@@ -284,11 +287,12 @@ class TestFiles:
         assert ids[::-1] == [file.id async for file in await client.files.list(limit=2)]
         assert ids == [file.id async for file in await client.files.list(limit=2, order="asc")]
         first = await client.files.list(limit=2)
-        assert (True, ids[4], ids[3]) == (first.has_more, first.first_id, first.last_id)  # type: ignore[attr-defined]
+        assert (True, ids[4], ids[3]) == (first.has_more, *(getattr(first, name) for name in ("first_id", "last_id")))
         assert [] == (await client.files.list(purpose="batch_output")).data
-        for wrong in ({"limit": 0}, {"limit": 10_001}, {"after": "nonsense"}, {"order": "up"}):
+        wrongs: list[dict[str, Any]] = [{"limit": 0}, {"limit": 10_001}, {"after": "nonsense"}, {"order": "up"}]
+        for wrong in wrongs:
             with pytest.raises(openai.BadRequestError):
-                await client.files.list(**wrong)  # type: ignore[arg-type]
+                await client.files.list(**wrong)
 
 
 class TestBatchList:

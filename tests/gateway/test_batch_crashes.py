@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -48,7 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def mixed() -> bytes:
     """Return an input with good lines and such that the engine refuses."""
-    refused = {"max_tokens": 10_000_000, "ignore_eos": True}
+    refused: dict[str, Any] = {"max_tokens": 10_000_000, "ignore_eos": True}
     return jsonl([line(n, **(refused if n % 10 == 0 else {})) for n in range(1, LINES + 1)])
 
 
