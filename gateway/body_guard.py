@@ -2,6 +2,7 @@
 
 It stands between the server and whoever reads the body, and raises ApiError there: 413 for a body that is too large, as
 soon as that is known, 408 for one that trickles (slowloris). Time in which nobody reads is not held against the client.
+What of a body was not read when the answer is out, the server reads and throws away for a moment (`http_server.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from llmq.scheduler.units import format_size
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-
-#: A body of so many times the limit is read to its end all the same, and thrown away: its sender then sees the answer.
-POLITE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +67,9 @@ class BodyGuard:
 
     def _too_large(self) -> ApiError:
         came = "more" if self._declared is None else format_size(self._declared)
-        polite = self._declared is not None and self._declared <= POLITE * self._limit
-        return ApiError(
-            413,
-            f"expected a body of at most {format_size(self._limit)}, got {came}",
-            code="body_too_large",
-            headers={} if polite else {"connection": "close"},
-        )
+        message = f"expected a body of at most {format_size(self._limit)}, got {came}"
+        return ApiError(413, message, code="body_too_large")
 
     def _too_slow(self) -> ApiError:
         message = f"the body came too slowly ({format_size(self._received)} in {self._waited_s:.0f} s); send it again"
-        return ApiError(408, message, code="body_timeout", headers={"connection": "close"})
+        return ApiError(408, message, code="body_timeout")

@@ -143,7 +143,6 @@ def _check_encoding(encoding: bytes) -> None:
             415,
             f"expected a body without Content-Encoding, got {encoding.decode('latin-1')!r}; send it as it is",
             code="unsupported_encoding",
-            headers={"connection": "close"},
         )
 
 

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
+from llmq.gateway.contact import Contact
 from llmq.scheduler.connection import redact, redis_errors
 from llmq.scheduler.errors import LLMQError, RedisUnavailable
 from llmq.scheduler.fleet import SILENT, WorkerStatus, read_workers
@@ -17,13 +18,9 @@ from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.measures import merge
 from llmq.scheduler.outage import REDIS_ERRORS
 from llmq.scheduler.queue import Queue
-from llmq.scheduler.tasks import within
 
 #: How old a look may be: heartbeats come every 2.5 s.
 FRESH_S = 1.0
-
-#: How long one may take; a client that is told that Redis is away is told so within a second.
-LOOK_S = 0.8
 
 #: What clients are told at least and at most; and where nothing was measured, with workers and without.
 LEAST_RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
@@ -55,9 +52,10 @@ class FleetView:
 class Fleet:
     """Looks at the fleet of one queue, at most once a second."""
 
-    def __init__(self, queue: Queue, url: str) -> None:
+    def __init__(self, queue: Queue, url: str, contact: Contact) -> None:
         self._queue = queue
         self._url = url
+        self._contact = contact
         self._view = FleetView((), {})
         self._seen_at = float("-inf")
         self._looking: asyncio.Task[FleetView] | None = None
@@ -70,6 +68,8 @@ class Fleet:
             return self._view
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
+            # Those that asked may have left by then: nobody need hear of its failure.
+            self._looking.add_done_callback(lambda looking: looking.cancelled() or looking.exception())
         with redis_errors(self._url):
             # Shielded: the look is everybody's, whoever of those that wait for it may leave.
             return await asyncio.shield(self._looking)
@@ -84,10 +84,10 @@ class Fleet:
 
     async def _look(self) -> FleetView:
         try:
-            workers, counts = await within(LOOK_S, self._read())
+            workers, counts = await self._contact.within(self._read())
         except TimeoutError:
             self.steady_since = None
-            raise RedisUnavailable(f"Redis at {redact(self._url)} did not answer within {LOOK_S:g} s") from None
+            raise RedisUnavailable(f"Redis at {redact(self._url)} does not answer") from None
         except REDIS_ERRORS:
             self.steady_since = None
             raise

@@ -31,6 +31,7 @@ from llmq.gateway.batch.storage import open_storage
 from llmq.gateway.batch.upload import OVERHEAD
 from llmq.gateway.body_guard import Pace
 from llmq.gateway.canceller import Canceller
+from llmq.gateway.contact import Contact
 from llmq.gateway.direct import Direct
 from llmq.gateway.errors import ApiError
 from llmq.gateway.fleet import Fleet
@@ -112,6 +113,7 @@ class Foundation:
     queue: Queue
     listener: Listener
     client_id: str
+    contact: Contact
     fleet: Fleet
     admission: Admission
 
@@ -162,7 +164,9 @@ async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitSta
     listener = Listener(queue, reader, client_id)
     stack.push_async_callback(listener.close)
     listener.listen()
-    return Foundation(url, options, redis, queue, listener, client_id, Fleet(queue, url), OpenAdmission(options.tenant))
+    contact = Contact()
+    fleet, admission = Fleet(queue, url, contact), OpenAdmission(options.tenant)
+    return Foundation(url, options, redis, queue, listener, client_id, contact, fleet, admission)
 
 
 def _additions(foundation: Foundation) -> list[Addition]:
@@ -189,7 +193,13 @@ def _compose(
     if direct is not None:
         stack.push_async_callback(direct.close)
     jobs = Jobs(
-        foundation.listener, foundation.client_id, foundation.url, canceller, foundation.fleet, options.flex_timeout
+        foundation.listener,
+        foundation.client_id,
+        foundation.url,
+        contact=foundation.contact,
+        canceller=canceller,
+        fleet=foundation.fleet,
+        flex_timeout=options.flex_timeout,
     )
     larger = {begin: size for added in additions for begin, size in added.larger_bodies.items()}
     return build_app(

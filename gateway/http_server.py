@@ -30,6 +30,10 @@ IDLE_S = 75.0
 #: The head of a request in bytes; headers are kept in memory until it is whole.
 MAX_HEAD_BYTES = 64 * 1024
 
+#: An answer that was given before its request had come whole: so long the rest is read and thrown away. Whoever closes
+#: a connection on which data is still coming may take the answer with it.
+LINGER_S = 5.0
+
 BACKLOG = 2048
 
 #: A peer that vanished without a word is noticed after 30 s.
@@ -44,6 +48,7 @@ class GuardedProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _in_head = True
+    _lingering: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, or refuse it where there are too many."""
@@ -57,10 +62,14 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._end_head()
+        if self._lingering is not None:
+            self._lingering.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of a request."""
+        if self._lingering is not None:
+            return
         if self._in_head:
             if self._head_timer is None:
                 self._await_head()
@@ -81,6 +90,12 @@ class GuardedProtocol(HttpToolsProtocol):
         """The request has come whole: what follows is the head of the next one."""
         super().on_message_complete()
         self._in_head, self._head_bytes = True, 0
+
+    def on_response_complete(self) -> None:
+        """The answer is out; where its request had not come whole, nothing that follows can be read as another one."""
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body:
+            self._linger()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, in the shape of all other errors."""
@@ -114,7 +129,13 @@ class GuardedProtocol(HttpToolsProtocol):
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | error.headers).items())
         self.transport.write(f"HTTP/1.1 {error.status} \r\n{lines}\r\n".encode() + body)
-        self.transport.close()
+        self._linger()
+
+    def _linger(self) -> None:
+        if self._lingering is None and not self.transport.is_closing():
+            self._lingering = self.loop.call_later(LINGER_S, self.transport.close)
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
 
 
 class HttpServer:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from llmq.gateway.call import Call
 from llmq.gateway.canceller import Canceller
+from llmq.gateway.contact import Contact
 from llmq.gateway.errors import ApiError
 from llmq.gateway.fleet import Fleet
 from llmq.gateway.translation import queue_away
@@ -19,12 +20,8 @@ from llmq.scheduler.errors import NotFoundError, QueueFull, RedisUnavailable
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.queue import new_job_id
 from llmq.scheduler.state import JobState
-from llmq.scheduler.tasks import within
 from llmq.scheduler.waiting import Listener
 from llmq.scheduler.watch import Watch
-
-#: What a client waits for Redis at most, before it is told to come again.
-SUBMIT_S = 0.9
 
 #: Ends that are no answer: a key that led to one is free again, or a retry would only be told of it.
 _NO_ANSWER = frozenset({JobState.EXPIRED, JobState.INTERRUPTED, JobState.CANCELLED, JobState.LOST})
@@ -44,12 +41,21 @@ class Jobs:
     """Submits the calls of one gateway, and takes them back. `client_id` is whose inbox the listener hears."""
 
     def __init__(
-        self, listener: Listener, client_id: str, url: str, canceller: Canceller, fleet: Fleet, flex_timeout: float
+        self,
+        listener: Listener,
+        client_id: str,
+        url: str,
+        *,
+        contact: Contact,
+        canceller: Canceller,
+        fleet: Fleet,
+        flex_timeout: float,
     ) -> None:
         self.listener = listener
         self._queue = listener.queue
         self._client_id = client_id
         self._url = url
+        self._contact = contact
         self._canceller = canceller
         self._fleet = fleet
         self._flex_timeout = flex_timeout
@@ -59,7 +65,7 @@ class Jobs:
         job_id = new_job_id(tenant, call.key)
         try:
             with redis_errors(self._url):
-                return await within(SUBMIT_S, self._open(call, tenant, job_id))
+                return await self._contact.within(self._open(call, tenant, job_id))
         except QueueFull as full:
             wait = await self._fleet.retry_after(call.cls)
             message = f"the queue holds its {full.cap:,} {full.cls} jobs; try again in {wait:.0f} s"

@@ -1,7 +1,7 @@
 """Fixtures for all tests: a clean environment, real servers, and a check of what a test leaves in Redis.
 
 A test that asks for `redis`, `redis_url` or `own_server` runs once for each kind of server at hand; tests in
-`tests/system`, and those that ask for `system_redis_url`, on the first kind only, because they are slow.
+`tests/system` and `tests/gateway`, and those that ask for `system_redis_url`, on the first kind only: they are slow.
 `pytest --server redis` chooses one kind.
 """
 
@@ -23,7 +23,7 @@ from tests.servers import DURABLE, Server, Servers, client_of, kinds_at_hand, pr
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-SYSTEM_TESTS = Path(__file__).parent / "system"
+SLOW_TESTS = {Path(__file__).parent / name for name in ("system", "gateway")}
 
 #: What a drained queue may hold without a TTL (G11): its settings, the keys of its users, its dead letters.
 PERMANENT_KEYS = re.compile(r"llmq:\{[^}]*\}:(config|dead|keys.*)")
@@ -56,8 +56,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     kinds = [chosen] if chosen else list(kinds_at_hand())
     if "own_server" in metafunc.fixturenames:
         kinds = [kind for kind in kinds if kind in process_kinds()]
-    in_system = SYSTEM_TESTS in metafunc.definition.path.parents
-    if in_system or "system_redis_url" in metafunc.fixturenames:
+    slow = not SLOW_TESTS.isdisjoint(metafunc.definition.path.parents)
+    if slow or "system_redis_url" in metafunc.fixturenames:
         kinds = kinds[:1]
     metafunc.parametrize("server_kind", kinds, scope="session")
 

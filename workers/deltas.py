@@ -29,6 +29,9 @@ RETRY_S = 0.2
 #: How long the end of an answer waits for its deltas when Redis does not take them.
 PATIENCE_S = 5.0
 
+#: Of deltas for one client, while Redis is away: some seconds of many streams.
+MOST_KEPT_BYTES = 2**20
+
 INBOX_LENGTH = 10_000
 INBOX_TTL_S = 600
 
@@ -56,6 +59,7 @@ class DeltaSender:
         self._gathered: dict[str, list[Delta]] = defaultdict(list)
         self._flush: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
+        self._closing = False
 
     def send(self, lease: Lease, text: str, chunk: bytes) -> None:
         """Take one delta; returns at once."""
@@ -100,7 +104,8 @@ class DeltaSender:
             out.first.cancel()
 
     async def close(self) -> None:
-        """Send what is gathered."""
+        """Send what is gathered, once."""
+        self._closing = True
         while self._flush is not None:
             self._hurry.set()
             await asyncio.wait([self._flush])
@@ -147,8 +152,18 @@ class DeltaSender:
         try:
             await pipe.execute(raise_on_error=False)
         except OUT_OF_REACH:
-            pass  # a client that misses deltas reads the rest of the answer from the job's record
+            # Whether they arrived is not known: the client knows each by its place, and takes none twice.
+            self._keep(gathered)
+            if not self._closing:
+                await asyncio.sleep(RETRY_S)
         finally:
             self._flush = None
         if self._gathered:
             self._flush = asyncio.create_task(self._send_gathered())
+
+    def _keep(self, unsent: dict[str, list[Delta]]) -> None:
+        """Put what Redis did not take before what came meanwhile; too much is given up, for the job's record has it."""
+        for client, deltas in unsent.items():
+            kept = deltas + self._gathered.pop(client, [])
+            if not self._closing and sum(len(delta.chunk) for delta in kept) <= MOST_KEPT_BYTES:
+                self._gathered[client] = kept

@@ -21,20 +21,21 @@ class Request:
 
     def __init__(self, job: Job, on_delta: OnDelta | None) -> None:
         self.job = job
-        self.prompt = str(job.body["messages"][0]["content"])
+        messages = job.body.get("messages")
+        self.prompt = str(messages[0]["content"] if messages else job.body.get("prompt", job.body.get("input")))
         self.aborted = asyncio.Event()
         self._on_delta = on_delta
         self._end: asyncio.Future[EngineAnswer] = asyncio.get_running_loop().create_future()
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, chunk: bytes = b"{}") -> None:
         """Let a piece of the answer come."""
         assert self._on_delta is not None, "nobody listens to this request"
-        self._on_delta(text, b"{}")
+        self._on_delta(text, chunk)
 
-    def answer(self, status: int = 200) -> None:
+    def answer(self, status: int = 200, body: bytes = b'{"ok":true}') -> None:
         """Let the answer be whole."""
         if not self._end.done():
-            self._end.set_result(EngineAnswer(status, b'{"ok":true}', "request-1", Usage(3, 4)))
+            self._end.set_result(EngineAnswer(status, body, "request-1", Usage(3, 4)))
 
     def fail(self, error: Exception) -> None:
         """Let the request fail."""

@@ -1,0 +1,46 @@
+"""The contact with Redis: how long a request waits for a reply before its client is told that the queue is away.
+
+A client is to know within a second; but a reply may also be late because this host is busy, and then nothing is away.
+So the second counts from the last reply that anybody here got: while others are answered, a late one is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from llmq.scheduler.tasks import end_tasks
+
+T = TypeVar("T")
+
+#: A Redis that has said nothing to anybody for so long is away.
+SILENCE_S = 0.9
+
+#: A reply that takes longer is of no use, whatever others get.
+LONGEST_S = 10.0
+
+
+class Contact:
+    """What one gateway knows of its Redis: when it was heard last."""
+
+    def __init__(self) -> None:
+        self._heard_at = float("-inf")
+
+    async def within(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what a coroutine returns that asks Redis. Raises TimeoutError where Redis is silent."""
+        task, began = asyncio.ensure_future(work), time.monotonic()
+        try:
+            while (left := self._deadline(began) - time.monotonic()) > 0:
+                done, _ = await asyncio.wait({task}, timeout=left)
+                if done:
+                    result = task.result()
+                    self._heard_at = time.monotonic()
+                    return result
+        finally:
+            await end_tasks(task)
+        raise TimeoutError
+
+    def _deadline(self, began: float) -> float:
+        return min(max(began, self._heard_at) + SILENCE_S, began + LONGEST_S)
