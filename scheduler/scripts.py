@@ -557,9 +557,10 @@ def lead(keys: QueueKeys, consumer: str, *, interval_ms: int) -> Call[Lead]:
     return Call(script("lead"), (*keys.shared, keys.sweeper), [consumer, interval_ms], read)
 
 
-def hold(keys: QueueKeys, name: str, *, token: str, ttl_ms: int) -> Call[bool]:
-    """Take what only one process may do at a time, or keep it; answers whether the caller is the holder."""
-    return Call(script("hold"), (*keys.shared, keys.hold(name)), [token, ttl_ms], lambda reply: reply == 1)
+def hold(keys: QueueKeys, name: str, *, token: str, ttl_ms: int, renew: bool) -> Call[bool]:
+    """Take what only one process may do at a time, or (`renew`) keep it; answers whether the caller is the holder."""
+    argv = [token, ttl_ms, int(renew)]
+    return Call(script("hold"), (*keys.shared, keys.hold(name)), argv, lambda reply: reply == 1)
 
 
 def let_go(keys: QueueKeys, name: str, *, token: str) -> Call[bool]:

@@ -25,6 +25,7 @@ from llmq.gateway.batch.facts import Accepted, Ledger, Mark, Order
 from llmq.gateway.batch.files import Files
 from llmq.gateway.batch.finishing import Ending, Finishing, has_gaps
 from llmq.gateway.batch.gathering import Gathering
+from llmq.gateway.batch.hold import Hold, HoldLost
 from llmq.gateway.batch.parts import Chain, load_chain
 from llmq.gateway.batch.slices import in_slices
 from llmq.gateway.batch.storage import Storage
@@ -84,8 +85,8 @@ class Conductor:
         self._examined = asyncio.Semaphore(_EXAMINED_AT_A_TIME)
         self._orphans: dict[str, float] = {}
 
-    async def conduct(self, mark: Mark, token: str) -> None:
-        """Lead a batch to its end. Whatever it raises, it may be called again; `token` names this attempt."""
+    async def conduct(self, mark: Mark, hold: Hold) -> None:
+        """Lead a batch to its end, under a hold. Whatever it raises, it may be called again."""
         facts = await self._ledger.facts(mark.tenant, mark.batch_id)
         if facts.ended is None:
             if facts.order is None:
@@ -93,7 +94,7 @@ class Conductor:
                 return
             accepted = facts.accepted or await self._accept(facts.order)
             if accepted is not None:
-                await self._carry_out(facts.order, accepted, token)
+                await self._carry_out(facts.order, accepted, hold)
         await self._clear_away(mark.batch_id)
 
     # --- the input --------------------------------------------------------------------------------------------------
@@ -143,27 +144,30 @@ class Conductor:
 
     # --- the lines --------------------------------------------------------------------------------------------------
 
-    async def _carry_out(self, order: Order, accepted: Accepted, token: str) -> None:
+    async def _carry_out(self, order: Order, accepted: Accepted, hold: Hold) -> None:
         while True:
-            chain = await load_chain(self._storage, order.id, token)
+            chain = await load_chain(self._storage, order.id, hold.token)
             try:
-                record = await self._open(order, accepted, chain)
+                record = await self._open(order, accepted, chain, hold)
                 if record is not None:
                     record = await self._see_through(order, record, chain)
                 break
             except NotFoundError:
                 self._say(f"batch {order.id}: Redis no longer knows it; lines without a result are queued again")
+        hold.check()
         await self._finish(order, accepted, record, chain)
 
-    async def _open(self, order: Order, accepted: Accepted, chain: Chain) -> BatchRecord | None:
+    async def _open(self, order: Order, accepted: Accepted, chain: Chain, hold: Hold) -> BatchRecord | None:
         """Return the batch in Redis, opened where it is not there; None where it is too late for that."""
         with contextlib.suppress(NotFoundError):
             return await self._batches.show(order.id, patient=True)
         window = order.expires_at - await self._clock.now()
         if window <= 0 or await self._cancel_at(order) is not None:
             return None
+        hold.check()  # one that slept finds the batch gone because another gateway has ended it
         life = await chain.begin_life()
-        return await self._batches.open(
+        hold.check()
+        record = await self._batches.open(
             name=accepted.filename,
             digest=accepted.digest,
             tenant=order.tenant,
@@ -171,6 +175,11 @@ class Conductor:
             batch_id=order.id,
             extra=extra_of(life, chain.head.sums),
         )
+        if (await self._ledger.facts(order.tenant, order.id)).ended is not None:  # it slept just before
+            await self._batches.cancel(order.id)
+            await self._batches.delete(order.id)
+            raise HoldLost(f"{order.id} was ended by another gateway")
+        return record
 
     async def _see_through(self, order: Order, record: BatchRecord, chain: Chain) -> BatchRecord:
         """Feed and gather until the batch has ended in Redis. Raises NotFoundError where Redis loses it."""

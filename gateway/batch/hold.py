@@ -15,6 +15,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from llmq.scheduler import scripts
+from llmq.scheduler.errors import LLMQError
 from llmq.scheduler.outage import REDIS_ERRORS
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.tasks import end_tasks
@@ -24,6 +25,10 @@ RENEW_S = 2.5
 
 #: Seconds that letting go may take when everything ends.
 _LET_GO_S = 2.0
+
+
+class HoldLost(LLMQError):
+    """The hold is another's by now; whatever was to be written under it must not be."""
 
 
 class Hold:
@@ -45,29 +50,27 @@ class Hold:
         """Whether nobody else can hold this now; judged by the time before the last renewal was sent."""
         return time.monotonic() < self._until
 
-    async def take(self) -> bool:
-        """Take it, or renew it; return whether that succeeded. Errors of Redis pass through."""
-        asked_at = time.monotonic()
-        call = scripts.hold(self._queue.keys, self._name, token=self._token, ttl_ms=round(TTL_S * 1000))
-        if await scripts.run(self._queue.redis, call):
-            self._until = asked_at + TTL_S
-            return True
-        self._until = 0.0
-        return False
+    def check(self) -> None:
+        """Raise HoldLost where somebody else may hold this: before a write that would do harm."""
+        if not self.valid:
+            raise HoldLost(f"{self._name} is led by another gateway from here, or by this one again")
 
-    async def keep(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Do the work while the hold is kept; return False where it was lost, and the work cancelled."""
+    async def take(self) -> bool:
+        """Take it, if nobody has it; return whether that succeeded. Errors of Redis pass through."""
+        return await self._hold(renew=False)
+
+    async def keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work while the hold is kept. Raises HoldLost where it was lost, and the work cancelled."""
         task = asyncio.ensure_future(work)
         try:
             while self.valid:
                 done, _ = await asyncio.wait([task], timeout=RENEW_S)
                 if done:
                     task.result()
-                    return True
+                    return
                 with contextlib.suppress(*REDIS_ERRORS):  # it is valid for a while yet: the next try may succeed
-                    if not await self.take():
-                        return False
-            return False
+                    await self._hold(renew=True)
+            self.check()
         finally:
             await end_tasks(task)
 
@@ -77,3 +80,10 @@ class Hold:
         with contextlib.suppress(*REDIS_ERRORS, TimeoutError):
             async with asyncio.timeout(_LET_GO_S):
                 await scripts.run(self._queue.redis, scripts.let_go(self._queue.keys, self._name, token=self._token))
+
+    async def _hold(self, *, renew: bool) -> bool:
+        asked_at = time.monotonic()
+        call = scripts.hold(self._queue.keys, self._name, token=self._token, ttl_ms=round(TTL_S * 1000), renew=renew)
+        held = await scripts.run(self._queue.redis, call)
+        self._until = asked_at + TTL_S if held else 0.0
+        return held

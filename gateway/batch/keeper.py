@@ -50,7 +50,7 @@ class Keeper:
         say: Callable[[str], None],
     ) -> None:
         self._queue = queue
-        self._conductor = conductor
+        self.conductor = conductor
         self._ledger = ledger
         self._files = files
         self._storage = storage
@@ -96,8 +96,8 @@ class Keeper:
         """Lead one batch, if no other gateway does; whatever goes wrong with it is its own affair."""
         hold = Hold(self._queue, mark.batch_id)
         try:
-            if await hold.take() and not await hold.keep(self._conductor.conduct(mark, hold.token)):
-                self._say(f"batch {mark.batch_id}: led by another gateway from here, or by this one again")
+            if await hold.take():
+                await hold.keep(self.conductor.conduct(mark, hold))
             self._pauses.pop(mark.batch_id, None)
         except Exception as error:  # a batch that cannot be led must not end the others
             self._put_off(mark.batch_id, error)

@@ -160,7 +160,7 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
         {"id": "w1", "ttl": 30, "field": "host", "value": "h1"},
     ),
     (scripts.lead(QUEUE, "w1", interval_ms=2500), {"consumer": "w1", "interval": 2500}),
-    (scripts.hold(QUEUE, "batch_1", token="t1", ttl_ms=10_000), {"token": "t1", "ttl": 10_000}),
+    (scripts.hold(QUEUE, "batch_1", token="t1", ttl_ms=10_000, renew=True), {"token": "t1", "ttl": 10_000, "renew": 1}),
     (scripts.let_go(QUEUE, "batch_1", token="t1"), {"token": "t1"}),
     (scripts.forget(QUEUE, "w1", lane="i:ann"), {"consumer": "w1"}),
     (

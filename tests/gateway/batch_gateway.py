@@ -32,31 +32,18 @@ from llmq.gateway.batch.conductor import Conductor, Limits
 from llmq.gateway.batch.facts import Ledger
 from llmq.gateway.batch.files import Files
 from llmq.gateway.batch.parts import Chain
+from llmq.gateway.batch.storage import Storage
 from llmq.gateway.gateway import GatewayOptions, serve
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.feeding import Feeder
-from llmq.scheduler.tasks import end_tasks
+from llmq.workers.shutdown import Shutdown
+from tests.gateway import serving
 
 ROOT = Path(__file__).parents[2]
 CHAT = "/v1/chat/completions"
 PATIENCE_S = 60.0
 
 ENDED = ("completed", "failed", "expired", "cancelled")
-
-
-class Stop:
-    """Asks a gateway to stop when the block ends."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-
-    async def quiet(self) -> None:
-        """Wait for the end of the block."""
-        await self.asked.wait()
-
-    async def at_once(self) -> None:
-        """Wait for the same: no test wants to wait for a grace."""
-        await self.asked.wait()
 
 
 @dataclass
@@ -87,23 +74,13 @@ async def gateway(
     url: str, files: str | Path, *, limits: Limits | None = None, queue: str = "default"
 ) -> AsyncIterator[Served]:
     """Serve in this process until the block ends."""
-    options = GatewayOptions(files=str(files), input_limits=limits or Limits(), queue=queue, grace=0.0)
-    listener = listening()
-    stop, ready = Stop(), asyncio.Event()
-    task = asyncio.create_task(serve(url, options, [listener], stop, ready.set))
-    waiting = asyncio.create_task(ready.wait())
-    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
-    await end_tasks(waiting)
-    if task.done():
-        task.result()
-    served = Served(listener.getsockname()[1])
-    try:
-        yield served
-    finally:
-        for client in served.clients:
-            await client.close()
-        stop.asked.set()
-        await task
+    async with serving.gateway(url, files=str(files), input_limits=limits or Limits(), queue=queue) as running:
+        served = Served(running.port)
+        try:
+            yield served
+        finally:
+            for client in served.clients:
+                await client.close()
 
 
 def listening(port: int = 0) -> socket.socket:
@@ -206,6 +183,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "file": (Files, "add"),
     "end": (Ledger, "end"),
     "close": (Ledger, "close"),
+    "write": (Storage, "write"),
 }
 
 
@@ -269,7 +247,7 @@ async def _main() -> None:
         _die_after(step, int(count))
     for module, name, value in QUICK:
         setattr(module, name, value)
-    await serve(given.url, GatewayOptions(files=given.files), [listening(given.port)], Stop())
+    await serve(given.url, GatewayOptions(files=given.files), [listening(given.port)], Shutdown())
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def mixed() -> bytes:
 #: Each step at which the first gateway kills itself, and how often it has been done then: uploads add a file too.
 DEATHS = [
     "enter:1", "examine:1", "accept:1", "life:1", "open:1", "chunk:1", "part:1", "part:3", "tell:1", "tell:3",
-    "file:2", "file:3", "end:1", "close:1",
+    "file:2", "file:3", "end:1", "close:1", *(f"write:{n}" for n in range(4, 12)),
 ]  # fmt: skip
 
 
@@ -69,7 +69,13 @@ def test_every_step_is_tried() -> None:
 async def test_a_gateway_killed_after_any_step_is_followed_by_another(
     system_redis_url: str, tmp_path: Path, death: str
 ) -> None:
-    """What it had written is gone on with; every line ends in exactly one line of the files (G1, G16)."""
+    """What it had written is gone on with; every line ends in exactly one line of the files (G1, G16).
+
+    Redis has room for few results: those that were told to be in the storage are trimmed at once.
+    """
+    redis = Redis.from_url(system_redis_url)
+    await redis.hset(QueueKeys("default").config, "results_max_bytes", "2000")
+    await redis.aclose()
     async with serving(system_redis_url, SimEngine.from_url("sim://?instant=1"), concurrency=4):
         with gateway_process(system_redis_url, tmp_path, die=death) as (first, process):
             client = first.client()
@@ -90,6 +96,26 @@ async def test_a_gateway_killed_after_any_step_is_followed_by_another(
             assert {"batch", "batch_output"} == {file.purpose for file in (await client.files.list()).data}
             assert 3 == len((await client.files.list()).data)
             await nothing_left(system_redis_url, tmp_path)
+
+
+@pytest.mark.parametrize("death", ["write:1", "write:2", "write:3"])
+async def test_what_was_cut_off_before_it_was_whole_never_was(
+    system_redis_url: str, tmp_path: Path, death: str
+) -> None:
+    """A gateway that dies within an upload, or while it takes a batch up, leaves nothing that anybody sees."""
+    with gateway_process(system_redis_url, tmp_path, die=death) as (first, process):
+        client = first.client()
+        with pytest.raises(openai.APIConnectionError):
+            await created(client, mixed())
+        assert -signal.SIGKILL == await asyncio.to_thread(process.wait, 30)
+        await client.close()
+    async with gateway(system_redis_url, tmp_path) as second:
+        client = second.client()
+        assert [] == (await client.batches.list()).data
+        # An upload is there once its record is, whether its client was told or not.
+        assert (0 if death == "write:1" else 1) == len((await client.files.list()).data)
+        batch = await ended(client, (await created(client, b"{")).id)
+        assert "failed" == batch.status
 
 
 async def nothing_left(url: str, files: Path) -> None:

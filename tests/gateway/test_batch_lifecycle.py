@@ -11,8 +11,11 @@ from redis.asyncio import Redis
 
 from llmq.gateway.batch import clock, keeper
 from llmq.gateway.batch.asked import BatchAsked
+from llmq.gateway.batch.facts import Mark
+from llmq.gateway.batch.hold import Hold, HoldLost
 from llmq.gateway.batch.paging import Listing
 from llmq.gateway.errors import ApiError
+from llmq.scheduler.errors import NotFoundError
 from llmq.scheduler.lease import Ended, ErrorCode
 from tests.gateway.batch_desk import START, Desk, folder
 from tests.gateway.batch_gateway import CHAT, questions
@@ -262,6 +265,16 @@ class TestExpiry:
 def all_files(folder: Path) -> list[Path]:
     """Return all files of a folder, however deep."""
     return [path for path in folder.rglob("*") if path.is_file()]
+
+
+async def test_a_gateway_that_slept_does_not_open_an_ended_batch_again(desk: Desk) -> None:
+    """It finds the batch gone from Redis, and its own hold over: another gateway has ended it meanwhile (G3)."""
+    batch_id = await desk.create(3)
+    hold = Hold(desk.queue, batch_id)
+    with pytest.raises(HoldLost):
+        await desk.part.keeper.conductor.conduct(Mark(batch_id, desk.tenant, ""), hold)  # never taken: as if over
+    with pytest.raises(NotFoundError):
+        await desk.batches.show(batch_id)
 
 
 async def test_a_lost_input_fails_its_batch(desk: Desk) -> None:

@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from llmq.gateway.batch import clock, hold
 from llmq.gateway.batch.clock import QueueClock
 from llmq.gateway.batch.examination import MOST_FAULTS, Examined, examine
-from llmq.gateway.batch.hold import Hold
+from llmq.gateway.batch.hold import Hold, HoldLost
 from llmq.gateway.batch.slices import in_slices
 from llmq.scheduler.input_file import open_input
 from llmq.scheduler.queue import Queue
@@ -54,7 +54,7 @@ class TestHold:
                 tries.append(await other.take())
 
         assert await mine.take()
-        assert await mine.keep(work())
+        await mine.keep(work())
         assert [False] * 8 == tries
         await mine.let_go()
 
@@ -66,7 +66,8 @@ class TestHold:
         assert await mine.take()
         await redis.delete(queue.keys.hold("x"))
         assert await other.take()
-        assert not await mine.keep(asyncio.sleep(30))
+        with pytest.raises(HoldLost):
+            await mine.keep(asyncio.sleep(30))
         assert not mine.valid
         await other.let_go()
 
@@ -83,10 +84,21 @@ class TestHold:
         assert await mine.take()
         server.kill()
         started = time.monotonic()
-        assert not await mine.keep(asyncio.sleep(30))
+        with pytest.raises(HoldLost):
+            await mine.keep(asyncio.sleep(30))
         assert time.monotonic() - started < 5
         await mine.let_go()
         await redis.aclose()
+
+    async def test_one_that_slept_does_not_get_it_again(self, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also where nobody holds it any more: somebody may have, and be done (G3)."""
+        quick(monkeypatch)
+        queue = Queue(redis)
+        mine = Hold(queue, "x")
+        assert await mine.take()
+        await redis.delete(queue.keys.hold("x"))
+        with pytest.raises(HoldLost):
+            await mine.keep(asyncio.sleep(30))
 
     async def test_what_the_work_raises_is_raised(self, redis: Redis) -> None:
         """As if there were no hold around it."""
@@ -222,7 +234,7 @@ class TestExamination:
         @settings(deadline=None, max_examples=50)
         @given(st.lists(lines, min_size=1, max_size=4), st.binary(max_size=30))
         def check(some: list[Any], raw: bytes) -> None:
-            content = b"".join(dumped(one) + b"\n" for one in some) + b"[]\n" + raw.replace(b"\0", b"")
+            content = jsonl([line(1)] * 4) + b"".join(dumped(one) + b"\n" for one in some) + raw.replace(b"\0", b"")
             found = asyncio.run(examined(path, content))
             assert all(orjson.dumps(fault.to_openai()) for fault in found.faults)
 
