@@ -37,7 +37,9 @@ def _shown(settings: Settings, name: str) -> object:
     match value:
         case SecretStr():
             return "***"
-        case str() if name in ("redis_url", "engine"):
+        case tuple():
+            return " ".join(value) or None
+        case str() if name in ("redis_url", "engine", "direct"):
             return redact(value)
         case str() | int() | float() | None:
             return value

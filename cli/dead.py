@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 
+import orjson
 import typer
 
 from llmq.cli.asking import confirm
@@ -86,13 +87,18 @@ def show(
     except EncodingError as error:
         raise UsageError(f"dead letter {letter_id}: {error}; without --body the rest is shown") from None
     if json:
-        asked = {"url": job.url, "body": job.body} if job else {}
+        asked = {"url": job.url, "body": _body(job)} if job else {}
         print_json(letter.to_json() | asked)
         return
     print_facts(_facts(letter) | ({"endpoint": job.url} if job else {}))
     if job:
         print_line()
-        print_json(job.body)
+        print_json(_body(job))
+
+
+def _body(job: Job) -> object:
+    """Return a body to print; one that came as bytes may hold what no value can."""
+    return orjson.Fragment(job.raw) if job.raw else job.body
 
 
 def retry(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import socket
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmq.cli.options import Grace, Queue, RedisUrl, Tenant
-from llmq.cli.render import notice
+from llmq.cli.options import Grace, Json, Queue, RedisUrl, Tenant
+from llmq.cli.render import count_of, notice, print_json
 from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session
 from llmq.scheduler.errors import UsageError
@@ -18,7 +19,7 @@ from llmq.scheduler.settings import Settings
 from llmq.workers.shutdown import Shutdown
 
 if TYPE_CHECKING:
-    from llmq.gateway.gateway import GatewayOptions
+    from llmq.gateway.gateway import GatewayOptions, GatewayReport
 
 #: What `pip install 'llmq-streams[gateway]'` brings, and the gateway cannot be without.
 _NEEDED = ("starlette", "uvicorn", "httptools")
@@ -48,6 +49,7 @@ def gateway(
     ] = None,
     grace: Grace = None,
     redis: RedisUrl = None,
+    json: Json = False,
 ) -> None:
     """Serve the OpenAI API: point any OpenAI client at it.
 
@@ -56,9 +58,9 @@ def gateway(
 
     \b
     Examples:
-      llmq gateway                                     for clients on this machine
+      llmq gateway                            for clients on this machine
       llmq gateway --port 9000 --queue evals
-      llmq gateway --direct http://gpu7:8000           chat goes on there while Redis is away
+      llmq gateway --direct http://gpu7:8000  asked while Redis is away
     """
     _check_extra()
     loaded = load(
@@ -75,10 +77,14 @@ def gateway(
     settings = loaded.settings
     _check_host(settings.listen_host, anyone=anyone)
     shutdown = Shutdown()
-    run_async(lambda: _serve(settings, shutdown), shutdown)
+    report = run_async(lambda: _serve(settings, shutdown), shutdown)
+    if json:
+        print_json(asdict(report))
+    else:
+        notice(f"ended gateway {count_of(report.requests, 'request')} answered, {report.cut_off:,} cut off")
 
 
-async def _serve(settings: Settings, shutdown: Shutdown) -> None:
+async def _serve(settings: Settings, shutdown: Shutdown) -> GatewayReport:
     from llmq.gateway.gateway import serve
 
     options = _options(settings)
@@ -86,11 +92,10 @@ async def _serve(settings: Settings, shutdown: Shutdown) -> None:
     async with open_session(settings, warnings=True) as session:
         sockets = _listen(settings.listen_host, settings.listen_port)
         try:
-            await serve(session.url, options, sockets, shutdown, lambda: _say_ready(settings, sockets))
+            return await serve(session.url, options, sockets, shutdown, lambda: _say_ready(settings, sockets))
         finally:
             for listening in sockets:
                 listening.close()
-    notice("ended gateway")
 
 
 def _options(settings: Settings) -> GatewayOptions:

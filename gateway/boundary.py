@@ -80,7 +80,7 @@ class Boundary:
         if answer.status >= 500:
             about = f"{scope['method']} {scope['path']} ({exchange.request_id})"
             unforeseen = answer.code == "internal_error"
-            _log.log(logging.ERROR if unforeseen else logging.WARNING, "%s: %s", about, error, exc_info=unforeseen)
+            _log.log(logging.ERROR if unforeseen else logging.INFO, "%s: %s", about, error, exc_info=unforeseen)
         if exchange.begun:
             raise error  # the server closes the connection: a half answer must not look like a whole one
         await exchange.answer(answer.status, answer.body(), answer.headers)

@@ -17,6 +17,7 @@ from llmq.gateway.call import Call
 from llmq.gateway.errors import ApiError
 from llmq.gateway.translation import REDIS_RETRY_S
 from llmq.scheduler.errors import SettingsError
+from llmq.scheduler.redis_url import redact
 
 HEADER = "x-llmq-direct"
 
@@ -97,7 +98,7 @@ def _base(url: str) -> str:
     parts = urlsplit(url.strip())
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
         raise SettingsError(
-            f"direct: expected the URL of an engine, as in http://HOST:8000 or http://HOST/v1, got {url!r}"
+            f"direct: expected the URL of an engine, as in http://HOST:8000 or http://HOST/v1, got {redact(url)!r}"
         )
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return f"{parts.scheme}://{parts.netloc}{path}"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from redis.asyncio import Redis
 from starlette.routing import BaseRoute
@@ -35,10 +35,11 @@ from llmq.gateway.contact import Contact
 from llmq.gateway.direct import Direct
 from llmq.gateway.errors import ApiError
 from llmq.gateway.fleet import Fleet
-from llmq.gateway.http_server import HEAD_S, HttpServer
+from llmq.gateway.http_server import HEAD_S, STALL_S, HttpServer
 from llmq.gateway.inference import Service
 from llmq.gateway.jobs import Jobs
 from llmq.gateway.models import model_routes
+from llmq.gateway.openapi import openapi_routes
 from llmq.gateway.ops import ops_routes
 from llmq.gateway.vigil import Patience, Watchtower
 from llmq.scheduler.connection import connect
@@ -99,8 +100,17 @@ class GatewayOptions:
     input_limits: Limits = field(default_factory=Limits)
     engine_api_key: str | None = None
     head_s: float = HEAD_S
+    stall_s: float = STALL_S
     pace: Pace = field(default_factory=Pace)
     patience: Patience = field(default_factory=Patience)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReport:
+    """What a gateway has done: requests that it answered, and answers that its end cut off."""
+
+    requests: int
+    cut_off: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +130,13 @@ class Foundation:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What a part adds to the gateway: routes, what runs beside them, and routes with larger bodies than all others."""
+    """What a part adds to the gateway: routes, what runs beside them, routes with larger bodies than all others, and
+    the paths of its OpenAPI description."""
 
     routes: Sequence[BaseRoute] = ()
     background: Sequence[BackgroundPart] = ()
     larger_bodies: Mapping[str, int] = field(default_factory=dict)
+    described: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 async def serve(
@@ -133,7 +145,7 @@ async def serve(
     sockets: list[socket.socket],
     stop: StopSignals,
     on_ready: Callable[[], object] = lambda: None,
-) -> None:
+) -> GatewayReport:
     """Serve until asked to stop, and until what is open then has ended. Raises LLMQError where it cannot begin."""
     async with AsyncExitStack() as stack:
         foundation = await _lay_foundation(url, options, stack)
@@ -148,10 +160,12 @@ async def serve(
             app,
             max_connections=options.max_connections,
             head_s=options.head_s,
+            stall_s=options.stall_s,
             last_s=options.grace + LAST_WORDS_S,
         )
-        await _serve_until_stopped(server, sockets, stop, options.grace, tower, on_ready)
+        cut_off = await _serve_until_stopped(server, sockets, stop, options.grace, tower, on_ready)
         await canceller.flush(LAST_WORDS_S)
+    return GatewayReport(server.requests, cut_off)
 
 
 async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitStack) -> Foundation:
@@ -201,10 +215,11 @@ def _compose(
         fleet=foundation.fleet,
         flex_timeout=options.flex_timeout,
     )
+    described = {path: item for added in additions for path, item in added.described.items()}
     larger = {begin: size for added in additions for begin, size in added.larger_bodies.items()}
     return build_app(
         Service(jobs, foundation.admission, tower, direct),
-        [route for added in additions for route in added.routes],
+        [*openapi_routes(described), *(route for added in additions for route in added.routes)],
         foundation.admission,
         WebLimits(options.max_body_bytes, larger, options.pace, options.cors_origins),
     )
@@ -217,20 +232,25 @@ async def _serve_until_stopped(
     grace: float,
     tower: Watchtower,
     on_ready: Callable[[], object],
-) -> None:
+) -> int:
+    """Serve; return how many answers were cut off in the end."""
     serving = asyncio.create_task(server.serve(sockets))
     quiet, at_once = asyncio.create_task(stop.quiet()), asyncio.create_task(stop.at_once())
+    deaf = asyncio.create_task(tower.listener.broken())
     try:
         await server.started()
         on_ready()
-        await asyncio.wait({serving, quiet}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, quiet, deaf}, return_when=asyncio.FIRST_COMPLETED)
         server.stop()
+        if deaf.done():  # it hears no answers any more: whoever supervises it starts a new one
+            deaf.result()
         await asyncio.wait({serving, at_once}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
-        tower.end_all(_stopping())
+        cut_off = tower.end_all(_stopping())
         await serving
+        return cut_off
     finally:
         server.stop()
-        await end_tasks(quiet, at_once, serving)
+        await end_tasks(quiet, at_once, deaf, serving)
 
 
 async def _keep(part: BackgroundPart) -> None:

@@ -1,9 +1,9 @@
 """The HTTP server: uvicorn, with the limits that a server at the edge needs and uvicorn lacks.
 
-A connection has so long to send the head of its request, from its first byte or from its beginning; connections above a
-number are answered 503 at once; a peer that vanished is noticed by the kernel. How slowly a body may come is the
-boundary's affair (`body_guard.py`), because only it knows the body. The server ends when it is told, never by a signal
-of its own.
+A connection has so long to send the head of its request, from its first byte or from its beginning, and so long to read
+its answer; connections above a number are answered 503 at once; a peer that vanished is noticed by the kernel. How
+slowly a body may come is the boundary's affair (`body_guard.py`), because only it knows the body. The server ends when
+it is told, never by a signal of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ IDLE_S = 75.0
 #: The head of a request in bytes; headers are kept in memory until it is whole.
 MAX_HEAD_BYTES = 64 * 1024
 
+#: A client that reads so little of its answer that no more can be written for so long is gone, for all that matters.
+STALL_S = 60.0
+
 #: An answer that was given before its request had come whole: so long the rest is read and thrown away. Whoever closes
 #: a connection on which data is still coming may take the answer with it.
 LINGER_S = 5.0
@@ -41,14 +44,16 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection; `max_connections` and `head_s` are set by `HttpServer` on a class of its own."""
+    """One connection; its limits are set by `HttpServer` on a class of its own."""
 
     max_connections = 10_000
     head_s = HEAD_S
+    stall_s = STALL_S
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _in_head = True
     _lingering: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, or refuse it where there are too many."""
@@ -62,8 +67,9 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._end_head()
-        if self._lingering is not None:
-            self._lingering.cancel()
+        for timer in (self._lingering, self._stalled):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -96,6 +102,18 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body:
             self._linger()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as its answer comes: it has so long to catch up."""
+        self._stalled = self.loop.call_later(self.stall_s, self.transport.abort)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, in the shape of all other errors."""
@@ -133,7 +151,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _linger(self) -> None:
         if self._lingering is None and not self.transport.is_closing():
-            self._lingering = self.loop.call_later(LINGER_S, self.transport.close)
+            self._lingering = self.loop.call_later(LINGER_S, self.transport.abort)
             if self.transport.can_write_eof():
                 self.transport.write_eof()
 
@@ -147,10 +165,11 @@ class HttpServer:
         *,
         max_connections: int = 10_000,
         head_s: float = HEAD_S,
+        stall_s: float = STALL_S,
         idle_s: float = IDLE_S,
         last_s: float | None = None,
     ) -> None:
-        limits: dict[str, Any] = {"max_connections": max_connections, "head_s": head_s}
+        limits: dict[str, Any] = {"max_connections": max_connections, "head_s": head_s, "stall_s": stall_s}
         protocol = type("Protocol", (GuardedProtocol,), limits)
         self._server = _Server(
             uvicorn.Config(
@@ -175,6 +194,11 @@ class HttpServer:
     async def started(self) -> None:
         """Wait until it serves."""
         await self._server.serving.wait()
+
+    @property
+    def requests(self) -> int:
+        """How many requests were answered so far."""
+        return self._server.server_state.total_requests
 
     def stop(self) -> None:
         """Listen no more, close idle connections, and let open requests end."""

@@ -98,7 +98,7 @@ class Inference:
 
     async def _whole(self, call: Call, job: OpenJob, exchange: Exchange, vigil: Vigil) -> JobRecord | None:
         watch = job.watch
-        if not job.keyed:  # nobody takes the pieces
+        if not job.joined:  # nobody takes the pieces
             watch.order.give_up()
         while not watch.over and not vigil.over:
             watch.news.clear()

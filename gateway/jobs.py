@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmq.gateway.call import Call
+from llmq.gateway.call import KEY_HEADER, Call
 from llmq.gateway.canceller import Canceller
 from llmq.gateway.contact import Contact
 from llmq.gateway.errors import ApiError
@@ -62,7 +62,7 @@ class Jobs:
 
     async def open(self, call: Call, tenant: str) -> OpenJob:
         """Submit a call, or join the job that its key names. Raises ApiError (409, 429, 503), UsageError."""
-        job_id = new_job_id(tenant, call.key)
+        job_id = _job_id(call, tenant)
         try:
             with redis_errors(self._url):
                 return await self._contact.within(self._open(call, tenant, job_id))
@@ -119,3 +119,8 @@ class Jobs:
 
     def _ttl(self, call: Call) -> float | None:
         return self._flex_timeout if call.cls is TrafficClass.BATCH else None
+
+
+def _job_id(call: Call, tenant: str) -> str:
+    """Return the id of a call's job; keys of HTTP are apart from those of the Python clients."""
+    return new_job_id(tenant, None if call.key is None else f"{KEY_HEADER}: {call.key}")

@@ -52,10 +52,12 @@ class Watchtower:
     patience: Patience = field(default_factory=Patience)
     open: set[Vigil] = field(default_factory=set)
 
-    def end_all(self, failure: ApiError) -> None:
-        """End every request that is still open."""
-        for vigil in list(self.open):
+    def end_all(self, failure: ApiError) -> int:
+        """End every request that is still open; return how many there were."""
+        left = list(self.open)
+        for vigil in left:
             vigil.end(failure)
+        return len(left)
 
     @property
     def queue(self) -> Queue:

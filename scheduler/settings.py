@@ -153,7 +153,7 @@ class Settings(BaseModel):
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
-            yield name, redact(value) if name in ("redis_url", "engine") and isinstance(value, str) else value
+            yield name, redact(value) if name in ("redis_url", "engine", "direct") and isinstance(value, str) else value
 
 
 #: What pydantic calls a number that cannot be taken, in our words.

@@ -72,6 +72,12 @@ class Listener:
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._guard(part)) for part in (self._reads(), self._lookout.looks())]
 
+    async def broken(self) -> None:
+        """Wait until it can listen no more, by a fault; raises what that was. Nothing but `close` ends it otherwise."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
     @contextlib.contextmanager
     def waiting(self, watch: Watch) -> Iterator[None]:
         """Return the context in which the record of a job is looked at, because somebody waits for it."""

@@ -72,13 +72,20 @@ class ScriptedQueue:
     # --- submit ---------------------------------------------------------------------------------------------------
 
     async def submit(
-        self, job_id: str, *, cls: str = "i", tenant: str = "t", cost: int = 10, ttl_ms: int | None = None
+        self,
+        job_id: str,
+        *,
+        cls: str = "i",
+        tenant: str = "t",
+        cost: int = 10,
+        ttl_ms: int | None = None,
+        digest: str = "",
     ) -> scripts.Verdict:
         """Submit a single job."""
         kind = TrafficClass.INTERACTIVE if cls == "i" else TrafficClass.BATCH
         call = scripts.submit_job(
             self.keys, job_id, lane=lane_of_tenant(kind, tenant), cls=kind, tenant=tenant, data=DATA, cost=cost,
-            ttl_ms=ttl_ms, client="c",
+            ttl_ms=ttl_ms, client="c", digest=digest,
         )  # fmt: skip
         verdict = await self.call(call)
         if verdict.word == "ok":

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from openai import AsyncOpenAI
 
-from llmq.gateway.gateway import GatewayOptions, serve
+from llmq.gateway.gateway import GatewayOptions, GatewayReport, serve
 from llmq.gateway.http_server import listen
 from llmq.workers.shutdown import Shutdown
 from tests.engine.scripted import Request
@@ -26,7 +26,7 @@ class Gateway:
 
     base: str
     shutdown: Shutdown
-    task: asyncio.Task[None]
+    task: asyncio.Task[GatewayReport]
     http: aiohttp.ClientSession
 
     def openai(self, **options: Any) -> AsyncOpenAI:

@@ -13,7 +13,8 @@ import pytest
 
 from llmq.gateway.body_guard import Pace
 from tests.engine.scripted import ScriptedEngine
-from tests.gateway.serving import CHAT, Gateway, error_of, gateway, whole
+from tests.gateway.serving import CHAT, Gateway, chunk, error_of, gateway, whole
+from tests.redis.serving import serving
 
 HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
@@ -205,6 +206,19 @@ class TestSlowClients:
         """One byte now and then is no progress."""
         status, _, body = await spoken(strict, f"{HEAD}content-length: 900\r\n\r\n", *"{" * 100, pause=0.1)
         assert (408, "body_timeout") == (status, code_of(body))
+
+    async def test_a_client_that_does_not_read_is_cut_off(self, redis_url: str, engine: ScriptedEngine) -> None:
+        """Its connection and its request in the engine are given up; it must not hold either for ever."""
+        body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True})
+        async with serving(redis_url, engine, concurrency=1, reserve=0), gateway(redis_url, stall_s=0.3) as front:
+            _, writer = await asyncio.open_connection("127.0.0.1", front.port, limit=1024)
+            writer.write(f"{HEAD}content-length: {len(body)}\r\n\r\n{body}".encode())
+            request = await engine.next()
+            async with asyncio.timeout(20):
+                while not request.aborted.is_set():
+                    request.say("x", chunk("x" * 100_000))
+                    await asyncio.sleep(0.01)
+            writer.close()
 
     async def test_what_is_no_http_is_told_so(self, strict: Gateway) -> None:
         """In the same shape as everything else."""

@@ -45,6 +45,17 @@ async def test_the_same_id_again_is_the_same_job(queue: ScriptedQueue) -> None:
 
 
 @WAITING
+async def test_an_id_with_another_digest_is_another_request(queue: ScriptedQueue) -> None:
+    """A key that was used for something else is told apart; without a digest nothing is compared."""
+    first = await queue.submit("j1", digest="d1")
+    before = await queue.state()
+    words = [(await queue.submit("j1", digest=digest)).word for digest in ("d1", "d2", "")]
+    assert ["exists", "differs", "exists"] == words
+    assert first.value == (await queue.submit("j1", digest="d2")).value
+    assert {} == changes(before, await queue.state())
+
+
+@WAITING
 @pytest.mark.parametrize(("cls", "setting"), [("i", "cap_interactive"), ("b", "cap_batch")])
 async def test_a_full_queue_refuses_and_changes_nothing(queue: ScriptedQueue, cls: str, setting: str) -> None:
     """Waiting and running jobs of the class fill the cap; the other class has its own (G15)."""

@@ -32,6 +32,12 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "engine_api_key": None,
         "concurrency": None,
         "grace": 30.0,
+        "listen_host": "127.0.0.1",
+        "listen_port": 8800,
+        "flex_timeout": 600.0,
+        "direct": None,
+        "cors_origins": (),
+        "max_connections": 10_000,
         "max_line_bytes": 1_048_576,
         "max_body_bytes": 16_777_216,
         "max_answer_bytes": 8_388_608,
@@ -183,3 +189,13 @@ def test_an_unknown_source_is_a_mistake_of_the_caller() -> None:
     """`source` knows the names of the model only."""
     with pytest.raises(KeyError):
         load_settings({}, {}).source("queu")
+
+
+def test_origins_are_a_list_in_every_place(tmp_path: Path) -> None:
+    """Separated by commas or spaces where there is only text; a list in the file."""
+    file = tmp_path / "my.toml"
+    file.write_text('cors_origins = ["https://a", "https://b"]\n')
+    assert ("https://a", "https://b") == load_settings({}, {}, file).settings.cors_origins
+    assert ("https://a", "https://b") == load_settings(
+        {}, {"LLMQ_CORS_ORIGINS": "https://a, https://b"}
+    ).settings.cors_origins
