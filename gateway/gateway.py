@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 from llmq.gateway.admission import Admission, OpenAdmission
 from llmq.gateway.app import WebLimits, build_app
 from llmq.gateway.batch.conductor import Limits
+from llmq.gateway.batch.description import describe_batches
 from llmq.gateway.batch.part import open_batch_part
 from llmq.gateway.batch.routes import batch_routes
 from llmq.gateway.batch.storage import open_storage
@@ -186,12 +187,13 @@ async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitSta
 def _additions(foundation: Foundation) -> list[Addition]:
     """Return the parts beside inference. Each is one line here; all of them stand on the foundation alone."""
     fleet, queue, options = foundation.fleet, foundation.queue, foundation.options
-    storage = open_storage(options.files, queue.name, options.home)
-    batches = open_batch_part(queue, storage, options.input_limits, _log.warning)
+    limits = options.input_limits
+    batches = open_batch_part(queue, open_storage(options.files, queue.name, options.home), limits, _log.warning)
+    uploads = {"/v1/files": limits.file_bytes + OVERHEAD}
     return [
         Addition(routes=model_routes(fleet)),
         Addition(routes=ops_routes(queue, fleet, foundation.url)),
-        Addition(batch_routes(batches.service), [batches], {"/v1/files": options.input_limits.file_bytes + OVERHEAD}),
+        Addition(batch_routes(batches.service), [batches], uploads, describe_batches()),
     ]
 
 

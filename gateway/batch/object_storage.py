@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 
 import fsspec
 
-from llmq.gateway.batch.storage import StorageError
+from llmq.scheduler.errors import UsageError
 from llmq.scheduler.input_file import InputFile, open_input
 
 _BLOCK = 1 << 20
@@ -27,7 +27,7 @@ class ObjectBackend:
         try:
             self._fs, self._root = cast(tuple[Any, str], fsspec.url_to_fs(url))
         except (ValueError, ImportError) as error:
-            raise StorageError(
+            raise UsageError(
                 f"files and batches cannot be kept in {url}: {error}; "
                 "expected a folder, or a URL whose fsspec driver is installed (s3://: pip install s3fs)"
             ) from error

@@ -90,7 +90,7 @@ class BatchService:
     # --- batches ----------------------------------------------------------------------------------------------------
 
     async def create(self, tenant: str, asked: BatchAsked) -> dict[str, Any]:
-        """Take a batch up. Raises ApiError (400)."""
+        """Take a batch up. Raises ApiError (400; 404: no such file)."""
         check_file_id(asked)
         await self._check_input(tenant, asked.input_file_id)
         now = await self._clock.now()
@@ -153,7 +153,7 @@ class BatchService:
         try:
             record = await self._files.get(tenant, file_id)
         except ApiError as error:
-            raise ApiError(400, error.message, param="input_file_id", code="invalid_value") from None
+            raise ApiError(404, error.message, param="input_file_id") from None
         if record.purpose != "batch":
             raise ApiError(
                 400,

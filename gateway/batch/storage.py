@@ -235,7 +235,7 @@ class AsyncSpool:
 def open_storage(place: str | None, queue: str, home: Path) -> Storage:
     """Return the storage of a queue at a place: a folder, a URL of fsspec, or (None) a folder in `home`.
 
-    Each queue has a part of its own there. Raises StorageError for a URL that fsspec does not know.
+    Each queue has a part of its own there. Raises UsageError for a URL that fsspec has no driver for.
     """
     from llmq.gateway.batch.folder_storage import FolderBackend
     from llmq.gateway.batch.object_storage import ObjectBackend

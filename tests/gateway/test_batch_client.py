@@ -206,7 +206,6 @@ class TestInputs:
             ({"completion_window": "31d"}, "completion_window"),
             ({"endpoint": "/v1/images"}, "endpoint"),
             ({"input_file_id": "file-../../etc/passwd"}, "input_file_id"),
-            ({"input_file_id": "file-" + "0" * 26}, "input_file_id"),
             ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
             ({"metadata": {"k" * 65: ""}}, "metadata"),
             ({"metadata": {"k": "v" * 513}}, "metadata.k"),
@@ -221,6 +220,14 @@ class TestInputs:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.post("/batches", body=good | changes, cast_to=Batch)
         assert param == refused.value.param
+
+    async def test_an_unknown_input_is_not_found(self, served: Served) -> None:
+        """An id that is well formed, and of no file of this tenant."""
+        with pytest.raises(openai.NotFoundError) as refused:
+            await served.client().batches.create(
+                input_file_id="file-" + "0" * 26, endpoint="/v1/chat/completions", completion_window="24h"
+            )
+        assert "input_file_id" == refused.value.param
 
     async def test_a_body_that_is_no_object_is_refused(self, served: Served) -> None:
         """Whatever comes, the answer has OpenAI's shape."""

@@ -12,6 +12,7 @@ import fsspec
 import pytest
 
 from llmq.gateway.batch.storage import Storage, StorageError, open_storage
+from llmq.scheduler.errors import UsageError
 
 
 @pytest.fixture(params=["folder", "file://", "memory://"])
@@ -166,5 +167,5 @@ class TestFolder:
 
 def test_an_unknown_kind_of_storage_is_said(tmp_path: Path) -> None:
     """At the start, with the name of what is missing."""
-    with pytest.raises(StorageError, match="nonsense"):
+    with pytest.raises(UsageError, match="nonsense"):
         open_storage("nonsense://bucket", "q", tmp_path)
