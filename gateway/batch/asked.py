@@ -142,6 +142,8 @@ def _keep(value: object, param: str) -> int | None:
     seconds = value.get("seconds")
     if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit() and len(seconds) < 10:
         seconds = int(seconds)
+    if isinstance(seconds, float) and seconds.is_integer():  # to JSON 3600.0 is a whole number
+        seconds = int(seconds)
     if isinstance(seconds, bool) or not isinstance(seconds, int) or not LEAST_KEEP_S <= seconds <= MOST_KEEP_S:
         raise _wrong(f"{param}.seconds", f"expected a whole number from {LEAST_KEEP_S} to {MOST_KEEP_S}")
     return seconds
