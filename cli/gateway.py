@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmq.gateway.gateway import GatewayOptions, GatewayReport
 
 #: What `pip install 'llmq-streams[gateway]'` brings, and the gateway cannot be without.
-_NEEDED = ("starlette", "uvicorn", "httptools")
+_NEEDED = ("starlette", "uvicorn", "httptools", "fsspec", "python_multipart")
 
 
 def gateway(
@@ -44,6 +44,10 @@ def gateway(
     ] = None,
     direct: Annotated[
         str | None, typer.Option("--direct", metavar="URL", help="An engine to ask for chat while Redis is away.")
+    ] = None,
+    files: Annotated[
+        str | None,
+        typer.Option("--files", metavar="PLACE", help="Folder or URL (s3://...) for files and batches."),
     ] = None,
     cors: Annotated[
         list[str] | None, typer.Option("--cors-origin", metavar="URL", help="Let web pages of this origin call it.")
@@ -72,6 +76,7 @@ def gateway(
         tenant=tenant,
         flex_timeout=flex_timeout,
         direct=direct,
+        gateway_files=files,
         cors_origins=cors or None,
         grace=grace,
         redis_url=redis,
@@ -105,6 +110,7 @@ async def _serve(settings: Settings, shutdown: Shutdown, *, anyone: bool) -> Gat
 
 
 def _options(settings: Settings, *, open_without_keys: bool) -> GatewayOptions:
+    from llmq.gateway.batch.conductor import Limits
     from llmq.gateway.gateway import GatewayOptions
 
     key = settings.engine_api_key
@@ -117,6 +123,9 @@ def _options(settings: Settings, *, open_without_keys: bool) -> GatewayOptions:
         max_body_bytes=settings.max_body_bytes,
         max_connections=settings.max_connections,
         cors_origins=settings.cors_origins,
+        files=settings.gateway_files,
+        home=settings.home,
+        input_limits=Limits(settings.max_file_bytes, settings.max_line_bytes, settings.max_batch_lines),
         direct=settings.direct,
         engine_api_key=key.get_secret_value() if key is not None else None,
     )

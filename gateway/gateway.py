@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
@@ -23,6 +24,12 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from llmq.gateway.app import WebLimits, build_app
+from llmq.gateway.batch.conductor import Limits
+from llmq.gateway.batch.description import describe_batches
+from llmq.gateway.batch.part import open_batch_part
+from llmq.gateway.batch.routes import batch_routes
+from llmq.gateway.batch.storage import open_storage
+from llmq.gateway.batch.upload import OVERHEAD
 from llmq.gateway.body_guard import Pace
 from llmq.gateway.canceller import Canceller
 from llmq.gateway.contact import Contact
@@ -41,6 +48,7 @@ from llmq.gateway.ops import ops_routes
 from llmq.gateway.vigil import Patience, Watchtower
 from llmq.scheduler.connection import connect, redis_errors
 from llmq.scheduler.queue import Queue
+from llmq.scheduler.settings import load_settings
 from llmq.scheduler.tasks import end_tasks
 from llmq.scheduler.waiting import BLOCK_S, Listener
 
@@ -81,6 +89,7 @@ class GatewayOptions:
     """What a gateway goes by; times in seconds. `direct` is the engine to ask while Redis is away.
 
     `open_without_keys` lets anybody in, as `tenant`, while no API key has been made.
+    `files` is where files and batches are kept: a folder or a URL of fsspec; None: a folder in `home`.
     """
 
     queue: str = "default"
@@ -92,6 +101,9 @@ class GatewayOptions:
     max_connections: int = 10_000
     cors_origins: Sequence[str] = ()
     direct: str | None = None
+    files: str | None = None
+    home: Path = field(default_factory=lambda: load_settings({}).settings.home)
+    input_limits: Limits = field(default_factory=Limits)
     engine_api_key: str | None = None
     head_s: float = HEAD_S
     stall_s: float = STALL_S
@@ -183,12 +195,16 @@ async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitSta
 
 def _additions(foundation: Foundation) -> list[Addition]:
     """Return the parts beside inference. Each is one line here; all of them stand on the foundation alone."""
-    fleet, queue = foundation.fleet, foundation.queue
+    fleet, queue, options = foundation.fleet, foundation.queue, foundation.options
+    limits = options.input_limits
+    batches = open_batch_part(queue, open_storage(options.files, queue.name, options.home), limits, _log.warning)
+    uploads = {"/v1/files": limits.file_bytes + OVERHEAD}
     return [
         Addition(routes=model_routes(fleet)),
         Addition(routes=ops_routes(queue, fleet, foundation.url)),
         Addition(routes=metrics_routes(queue, foundation.registry)),
         Addition(background=[foundation.admission]),
+        Addition(batch_routes(batches.service), [batches], uploads, describe_batches()),
     ]
 
 

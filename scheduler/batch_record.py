@@ -33,10 +33,15 @@ _TIME_CHARACTERS, _RANDOM_CHARACTERS = 11, 15
 
 def new_batch_id(now: float | None = None) -> str:
     """Make an id: `batch_` and 26 characters that sort by the time at which they were made (`now`, Unix seconds)."""
-    microseconds = int((time.time() if now is None else now) * 1e6)
-    number = microseconds << 5 * _RANDOM_CHARACTERS | secrets.randbits(5 * _RANDOM_CHARACTERS)
+    return "batch_" + sortable_name(time.time() if now is None else now)
+
+
+def sortable_name(now: float, chance: int | None = None) -> str:
+    """Return 26 characters that sort by `now` (Unix seconds); `chance` stands in for their random bits."""
+    bits = 5 * _RANDOM_CHARACTERS
+    number = int(now * 1e6) << bits | (secrets.randbits(bits) if chance is None else chance % (1 << bits))
     characters = _TIME_CHARACTERS + _RANDOM_CHARACTERS
-    return "batch_" + "".join(_ALPHABET[number >> 5 * place & 31] for place in reversed(range(characters)))
+    return "".join(_ALPHABET[number >> 5 * place & 31] for place in reversed(range(characters)))
 
 
 class BatchStatus(StrEnum):

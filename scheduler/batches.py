@@ -127,6 +127,12 @@ class Batches:
         async with contextlib.aclosing(encode_lines(lines, record.next_line)) as encoded:
             return await self._feed(record, encoded, wait, on_progress, resume)
 
+    async def feed_encoded(self, batch_id: str, lines: AsyncGenerator[SubmitLine, None], *, resume: str) -> int:
+        """As `feed`, for lines in their stored form, from the line that the batch expects or from an earlier one."""
+        record = await self.show(batch_id, patient=True)
+        async with contextlib.aclosing(lines):
+            return await self._feed(record, lines, True, None, resume)
+
     async def show(self, batch_id: str, *, patient: bool = False) -> BatchRecord:
         """Return what is known of a batch now; `patient` waits for a Redis that went away. Raises NotFoundError."""
         if patient:

@@ -137,6 +137,10 @@ class QueueKeys:
         """String: what a health check writes to see that Redis takes writes; TTL of ten seconds."""
         return self.prefix + "probe"
 
+    def hold(self, name: str) -> str:
+        """String: which process does what only one may do at a time (a gateway, for a batch); TTL of ten seconds."""
+        return f"{self.prefix}hold:{name}"
+
     def lane(self, lane: str) -> str:
         """Stream with the group `workers`: waiting and running jobs of a lane; gone with its last job."""
         return f"{self.prefix}lane:{lane}"

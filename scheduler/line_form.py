@@ -71,6 +71,27 @@ def parse_line(raw: bytes, key: str, model: str | None = None) -> tuple[str, Job
     return key, Job(url, body)
 
 
+def parse_request(raw: bytes, endpoint: str) -> tuple[str, Job]:
+    """Return the id and the job of a line that must have OpenAI's form and be for one endpoint. Raises BadLine."""
+    value, exact = _load(raw)
+    if not isinstance(value, dict):
+        raise BadLine("", f"expected a JSON object, got {_kind(value)}")
+    if "custom_id" not in value:
+        raise BadLine("custom_id", "is missing; every request needs one of its own")
+    key = _custom_id(value["custom_id"])
+    try:
+        if "body" not in value:
+            raise BadLine("body", "is missing; expected the request as a JSON object")
+        url, body = _batch_request(value)
+        if url != endpoint:
+            raise BadLine("url", f"expected {shown(endpoint)}, the endpoint of the batch, got {shown(url)}")
+        _check_body(url, body, exact)
+    except BadLine as bad:
+        bad.key = key
+        raise
+    return key, Job(url, body)
+
+
 def shown(value: object) -> str:
     """Return a value as JSON for a message, cut to a length that leaves the message readable."""
     text = json.dumps(value, ensure_ascii=False)

@@ -19,6 +19,10 @@ class LineSet:
     def __len__(self) -> int:
         return self._count
 
+    def __contains__(self, number: int) -> bool:
+        place = number >> 3
+        return place < len(self._bits) and bool(self._bits[place] & 1 << (number & 7))
+
     def add(self, number: int) -> bool:
         """Add a line; return whether it is new."""
         place, bit = number >> 3, 1 << (number & 7)

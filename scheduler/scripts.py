@@ -40,7 +40,7 @@ T = TypeVar("T")
 NAMES = (
     "submit_job", "open_batch", "submit_lines", "seal_batch", "claim", "renew", "first_delta", "finish", "retry",
     "hand_back", "sweep", "reap", "cancel_job", "cancel_batch", "pause_batch", "collect", "delete_batch", "delete_job",
-    "configure", "beat", "lead", "forget", "lose", "recount", "keep_key", "enter", "stay", "leave",
+    "configure", "beat", "lead", "forget", "lose", "recount", "keep_key", "enter", "stay", "leave", "hold", "let_go",
 )  # fmt: skip
 
 _WORD = re.compile(r"\w+")
@@ -603,6 +603,17 @@ def lead(keys: QueueKeys, consumer: str, *, interval_ms: int) -> Call[Lead]:
         return Lead(reply[0] == 1, [text(lane) for lane in reply[1]], lanes, int(reply[3]))
 
     return Call(script("lead"), (*keys.shared, keys.sweeper), [consumer, interval_ms], read)
+
+
+def hold(keys: QueueKeys, name: str, *, token: str, ttl_ms: int, renew: bool) -> Call[bool]:
+    """Take what only one process may do at a time, or (`renew`) keep it; answers whether the caller is the holder."""
+    argv = [token, ttl_ms, int(renew)]
+    return Call(script("hold"), (*keys.shared, keys.hold(name)), argv, lambda reply: reply == 1)
+
+
+def let_go(keys: QueueKeys, name: str, *, token: str) -> Call[bool]:
+    """Give up a hold."""
+    return Call(script("let_go"), (*keys.shared, keys.hold(name)), [token], lambda reply: reply == 1)
 
 
 def forget(keys: QueueKeys, consumer: str, *, lane: str) -> Call[bool]:

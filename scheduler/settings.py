@@ -152,6 +152,13 @@ class Settings(BaseModel):
     direct: str | None = None
     """An engine that a gateway asks for chat while Redis is away; None: it answers 503."""
 
+    gateway_files: str | None = None
+    """Where gateways keep files and batches: a folder, or a URL of fsspec; None: a folder in `home`."""
+
+    max_file_bytes: Bytes = 200 * 1000**2
+    max_batch_lines: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=100_000_000)] = 50_000
+    """The largest file that may be uploaded to a gateway, and the most requests in it."""
+
     cors_origins: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     """Origins whose web pages may call a gateway; none by default."""
 

@@ -174,6 +174,8 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
         {"id": "w1", "ttl": 30, "field": "t.n", "value": 7, "told": 5},
     ),
     (scripts.lead(QUEUE, "w1", interval_ms=2500), {"consumer": "w1", "interval": 2500}),
+    (scripts.hold(QUEUE, "batch_1", token="t1", ttl_ms=10_000, renew=True), {"token": "t1", "ttl": 10_000, "renew": 1}),
+    (scripts.let_go(QUEUE, "batch_1", token="t1"), {"token": "t1"}),
     (scripts.forget(QUEUE, "w1", lane="i:ann"), {"consumer": "w1"}),
     (
         scripts.lose(QUEUE, lane="batch:b1", entries=["5-0"]),
@@ -211,6 +213,7 @@ MEANINGS = {
     "keys": {QUEUE.api_keys},
     "limit": {QUEUE.limit("k1")},
     "passes": {QUEUE.passes("k1")},
+    "hold": {QUEUE.hold("batch_1")},
 }
 
 HEADERS = {script.name: script for script in SCRIPTS}

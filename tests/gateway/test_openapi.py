@@ -10,6 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.generation import GenerationMode
 
+from llmq.gateway.batch.description import describe_batches
 from llmq.gateway.openapi import describe
 from tests.servers import Servers
 from tests.system.cli_process import started
@@ -17,9 +18,9 @@ from tests.system.cli_process import started
 #: Every operation, and with requests that break the description where one can: a GET without parameters has none.
 CASES = [
     (method.upper(), path, mode)
-    for path, item in describe()["paths"].items()
+    for path, item in describe(describe_batches())["paths"].items()
     for method in item
-    for mode in (GenerationMode if method == "post" else [GenerationMode.POSITIVE])
+    for mode in (GenerationMode if "requestBody" in item[method] else [GenerationMode.POSITIVE])
 ]
 
 
