@@ -128,6 +128,7 @@ def _options(settings: Settings, *, open_without_keys: bool) -> GatewayOptions:
         input_limits=Limits(settings.max_file_bytes, settings.max_line_bytes, settings.max_batch_lines),
         direct=settings.direct,
         engine_api_key=key.get_secret_value() if key is not None else None,
+        keyring=settings.keyring(),
     )
 
 

@@ -47,6 +47,7 @@ from llmq.gateway.openapi import openapi_routes
 from llmq.gateway.ops import ops_routes
 from llmq.gateway.vigil import Patience, Watchtower
 from llmq.scheduler.connection import connect, redis_errors
+from llmq.scheduler.keyring import NO_KEYS, Keyring
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.settings import load_settings
 from llmq.scheduler.tasks import end_tasks
@@ -105,6 +106,7 @@ class GatewayOptions:
     home: Path = field(default_factory=lambda: load_settings({}).settings.home)
     input_limits: Limits = field(default_factory=Limits)
     engine_api_key: str | None = None
+    keyring: Keyring = NO_KEYS
     head_s: float = HEAD_S
     stall_s: float = STALL_S
     pace: Pace = field(default_factory=Pace)
@@ -180,7 +182,8 @@ async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitSta
     stack.push_async_callback(redis.aclose)
     reader = connect(url, blocking_s=BLOCK_S, max_connections=1, client_name="llmq-gateway-inbox")
     stack.push_async_callback(reader.aclose)
-    queue = Queue(redis, options.queue, max_body_bytes=options.max_body_bytes + 2**16)  # the job is more than its body
+    most = options.max_body_bytes + 2**16  # the job is more than its body
+    queue = Queue(redis, options.queue, max_body_bytes=most, keyring=options.keyring)
     client_id = uuid.uuid4().hex
     listener = Listener(queue, reader, client_id)
     stack.push_async_callback(listener.close)

@@ -137,7 +137,6 @@ class Queue:
         A reply that is late or lost is answered by sending the same id once more: the script takes an id only once,
         so that this cannot make two jobs (F-084).
         """
-        await self.agree_on_key()
         job_id = job_id or new_job_id(check_tenant(tenant), key)
         call = self.submission(job, cls=cls, tenant=tenant, ttl=ttl, job_id=job_id, reply_to=reply_to)
         self.accept(await self.send(call), cls)
@@ -145,6 +144,7 @@ class Queue:
 
     async def send(self, call: scripts.Call[scripts.Verdict]) -> scripts.Verdict:
         """Make the call of a submission, and once more where its reply did not come."""
+        await self.agree_on_key()
         try:
             return await (self._calls.run(call) if self._calls else scripts.run(self.redis, call))
         except (RedisConnectionError, RedisTimeoutError):

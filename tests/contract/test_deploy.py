@@ -61,6 +61,24 @@ def test_the_worker_command_exists(services: dict[str, Any]) -> None:
     assert "redis://valkey:6379/0" == services["worker"]["environment"]["LLMQ_REDIS_URL"]
 
 
+def test_the_gateway_command_exists(services: dict[str, Any]) -> None:
+    """It keeps its files on a volume that its user may write to, and is given longer to stop than its grace."""
+    from llmq.cli.commands import app
+
+    gateway = services["gateway"]
+    assert None is fault_of(" ".join(["llmq", *gateway["command"]]), typer.main.get_command(app))
+    assert f"files:{gateway['environment']['LLMQ_GATEWAY_FILES']}" in gateway["volumes"]
+    assert f"install -d -o 10001 -g 10001 {gateway['environment']['LLMQ_GATEWAY_FILES']}" in DOCKERFILE
+    assert int(gateway["stop_grace_period"].removesuffix("s")) > GRACE
+    assert "[gateway" in DOCKERFILE
+
+
+def test_the_example_engine_is_started_only_when_asked_for(services: dict[str, Any]) -> None:
+    """It wants a GPU; whoever has an engine already does not get another one."""
+    assert ["engine"] == services["engine"]["profiles"]
+    assert "ports" not in services["engine"]
+
+
 def test_the_image_has_no_rights_and_no_tools() -> None:
     """It is built in one stage and run in another, by a user that is not root."""
     assert 2 == len(re.findall(r"^FROM python:3\.12-slim", DOCKERFILE, re.M))
