@@ -24,7 +24,7 @@ def why(
     redis: RedisUrl = None,
     json: Json = False,
 ) -> None:
-    """Say why a job, a batch or a line of a batch does not run (yet).
+    """Say why a job, batch or line does not run.
 
     What holds it back now is marked with an asterisk, each with what to type about it.
 
