@@ -11,67 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmq.scheduler.batch_record import RESULTS_NOT_COLLECTED, BatchRecord
-from llmq.scheduler.bucket import Bucket
 from llmq.scheduler.fleet import DRAINING, SILENT, WorkerStatus
 from llmq.scheduler.job import TrafficClass
-from llmq.scheduler.job_record import JobRecord
 from llmq.scheduler.state import JobState
-
-
-@dataclass(frozen=True, slots=True)
-class QueueView:
-    """What holds for every job of a queue.
-
-    `chat_waits` is whether an interactive job can be claimed; `deadline_in_s` is when the deadline starts a batch job
-    at the latest (None: nothing of batch can be claimed, or windows move it); `cap_reached` is of batch; `yields_for_s`
-    is how long batch yields to chat in the whole fleet, at least (None: it does not).
-    """
-
-    name: str
-    now: float
-    paused: frozenset[TrafficClass]
-    bucket: Bucket
-    deadline_in_s: float | None
-    chat_waits: bool
-    preempt: bool
-    cap_reached: bool
-    yields_for_s: float | None
-    workers: tuple[WorkerStatus, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LaneView:
-    """Where a lane stands.
-
-    `place` is that of its tenant among those that take turns (from 1; None: it has no turn now), `lanes_before` counts
-    the tenant's lanes that come first, `wakes_in_s` is None where it does not sleep, or no clock wakes it.
-    """
-
-    tenant: str
-    place: int | None
-    tenants: int
-    lanes_before: int
-    wakes_in_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """A single job; `before` counts the jobs of its lane that come first, `more` says that there may be more."""
-
-    queue: QueueView
-    lane: LaneView
-    record: JobRecord
-    before: int = 0
-    more: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BatchView:
-    """A batch."""
-
-    queue: QueueView
-    lane: LaneView
-    record: BatchRecord
+from llmq.scheduler.why_view import BatchView, JobView, LaneView, LineView, QueueView
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +46,16 @@ class Explanation:
         }
 
 
-def explain(view: JobView | BatchView) -> Explanation:
+def explain(view: JobView | BatchView | LineView) -> Explanation:
     """Explain a snapshot."""
-    if isinstance(view, JobView):
-        kind, state, reasons = "job", view.record.state.value, list(_of_job(view))
-    else:
-        kind, state, reasons = "batch", view.record.status.value, list(_of_batch(view))
-    return Explanation(view.record.id, kind, state, tuple(reasons))
+    match view:
+        case JobView(record=job):
+            return Explanation(job.id, "job", job.state.value, tuple(_of_job(view)))
+        case BatchView(record=batch):
+            return Explanation(batch.id, "batch", batch.status.value, tuple(_of_batch(view)))
+        case LineView(batch=batch, number=number, state=state):
+            name = f"{batch.id}:{number}"
+            return Explanation(name, "line", state.value if state else "not there", tuple(_of_line(view)))
 
 
 def _of_job(view: JobView) -> Iterator[Reason]:
@@ -121,9 +67,7 @@ def _of_job(view: JobView) -> Iterator[Reason]:
     if record.state is JobState.RUNNING:
         yield Reason("running", f"the job runs on worker {record.consumer}")
         return
-    if record.attempts or record.crashes:
-        went = f"{_count(record.attempts or 0, 'attempt')} went wrong, {_count(record.crashes or 0, 'crash')}"
-        yield Reason("attempts", f"it was tried before: {went}")
+    yield from _past(record.attempts or 0, record.crashes or 0, record.preemptions or 0)
     if record.expires_at is not None:
         left = record.expires_at - now
         over = "its time in the queue is over: it ends as expired with the next claim"
@@ -133,9 +77,7 @@ def _of_job(view: JobView) -> Iterator[Reason]:
         return
     blocks = _of_class(view.queue, record.cls, "job")
     yield from blocks
-    if view.before:
-        least = "at least " if view.more else ""
-        yield Reason("place", f"{least}{_count(view.before, 'job')} of tenant {record.tenant} come first", True)
+    yield from _place(view, f"of tenant {record.tenant}", "job")
     yield from _turns(view.lane)
     if not (blocks or view.before):
         yield _next(view.queue, "the job")
@@ -146,9 +88,8 @@ def _of_batch(view: BatchView) -> Iterator[Reason]:
     if record.ended:
         yield Reason("ended", f"the batch is {record.status.value}: {record.done:,} lines, {record.failed:,} failed")
         return
-    if record.status.value != "in_progress" or record.overdue(queue.now):
-        what = "is over its window" if record.cancelling_at is None else "was cancelled"
-        yield Reason("ending", f"the batch {what}; no further line starts", True)
+    if _ends(view):
+        yield _ending(record)
         return
     if record.running:
         yield Reason("running", f"{_count(record.running, 'line')} of it run now")
@@ -156,13 +97,81 @@ def _of_batch(view: BatchView) -> Iterator[Reason]:
         yield _unsealed(view)
     if not record.waiting:
         return
-    blocks = [*_of_lane(view), *_of_class(queue, TrafficClass.BATCH, "line")]
+    blocks = [*_of_lane(record, view.lane), *_of_class(queue, TrafficClass.BATCH, "line")]
     yield from blocks
     yield from _turns(view.lane)
     if record.expires_at is not None:
         yield Reason("window", f"lines that have not started in {_time(record.expires_at - queue.now)} expire")
     if not blocks:
         yield _next(queue, f"{_count(record.waiting, 'line')} that wait")
+
+
+def _of_line(view: LineView) -> Iterator[Reason]:
+    batch, queue = view.batch, view.queue
+    if view.state is None or view.state.ended:
+        yield _not_waiting(view)
+        return
+    if view.state is JobState.RUNNING:
+        yield Reason("running", f"the line runs on worker {view.consumer}")
+    yield from _past(view.attempts, view.crashes, view.preemptions)
+    if view.state is JobState.RUNNING:
+        return
+    if _ends(BatchView(queue, view.lane, batch)):
+        yield _ending(batch)
+        return
+    if view.state is JobState.DELAYED and view.due_at is not None:
+        yield Reason("retry", f"its next attempt is due in {_time(view.due_at - queue.now)}", True)
+        return
+    blocks = [*_of_lane(batch, view.lane), *_of_class(queue, TrafficClass.BATCH, "line")]
+    yield from blocks
+    yield from _place(view, "of its batch", "line")
+    yield from _turns(view.lane)
+    if batch.expires_at is not None:
+        yield Reason("window", f"it expires if it has not started in {_time(batch.expires_at - queue.now)}")
+    if not (blocks or view.before):
+        yield _next(queue, "the line")
+
+
+def _not_waiting(view: LineView) -> Reason:
+    """Say of a line that neither waits nor runs whether it has ended, is blank, or has not come yet."""
+    batch, result = view.batch, view.result
+    if view.state is None and view.number >= batch.next_line:
+        if batch.sealed:
+            return Reason("no_line", f"the file has no line {view.number:,}: its last one is {batch.next_line - 1:,}")
+        found = _unsealed(BatchView(view.queue, view.lane, batch))
+        return Reason(found.code, f"the line is not queued yet; {found.text}", True)
+    if result is None:
+        where = f"llmq batch results {batch.id}"
+        return Reason("ended", f"the line has ended, or is blank; how it ended stands in the results: {where}")
+    how = f"HTTP {result.status_code}" if result.status_code else f"{result.error_code}: {result.error_message}"
+    return Reason("ended", f"the line has ended as {result.state}: {how}")
+
+
+def _past(attempts: int, crashes: int, preemptions: int) -> Iterator[Reason]:
+    """What happened to a job that came back."""
+    if attempts or crashes:
+        went = f"{_count(attempts, 'attempt')} went wrong, {_count(crashes, 'crash')}"
+        yield Reason("attempts", f"it was tried before: {went}")
+    if preemptions:
+        yield Reason("preempted", f"it made way for chat: {_count(preemptions, 'time')}")
+    if crashes:
+        text = "it was in flight when a worker or engine died: a worker runs one such job at a time; 3 deaths end it"
+        yield Reason("suspect", text)
+
+
+def _place(view: JobView | LineView, of: str, noun: str) -> Iterator[Reason]:
+    if view.before:
+        least = "at least " if view.more else ""
+        yield Reason("place", f"{least}{_count(view.before, noun)} {of} come first", True)
+
+
+def _ends(view: BatchView) -> bool:
+    return view.record.status.value != "in_progress" or view.record.overdue(view.queue.now)
+
+
+def _ending(batch: BatchRecord) -> Reason:
+    what = "is over its window" if batch.cancelling_at is None else "was cancelled"
+    return Reason("ending", f"the batch {what}; no further line starts", True)
 
 
 def _unsealed(view: BatchView) -> Reason:
@@ -175,20 +184,20 @@ def _unsealed(view: BatchView) -> Reason:
     )
 
 
-def _of_lane(view: BatchView) -> Iterator[Reason]:
+def _of_lane(batch: BatchRecord, lane: LaneView) -> Iterator[Reason]:
     """What holds back this batch alone."""
-    batch_id = view.record.id
-    if view.record.paused:
+    batch_id = batch.id
+    if batch.paused:
         yield Reason("batch_paused", f"the batch is paused; let it go on: llmq batch resume {batch_id}", True)
-    if view.record.reason == RESULTS_NOT_COLLECTED:
+    if batch.reason == RESULTS_NOT_COLLECTED:
         yield Reason(
             "not_collected",
             "the queue holds as many results as it may (results_max_bytes), and nobody takes these away: "
             f"llmq batch results {batch_id} -o FILE",
             True,
         )
-    if view.lane.wakes_in_s is not None:
-        yield Reason("retry", f"all lines that wait are to be tried again, in {_time(view.lane.wakes_in_s)}", True)
+    if lane.wakes_in_s is not None:
+        yield Reason("retry", f"all lines that wait are to be tried again, in {_time(lane.wakes_in_s)}", True)
 
 
 def _of_class(queue: QueueView, cls: TrafficClass, noun: str) -> list[Reason]:

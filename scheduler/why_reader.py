@@ -13,11 +13,11 @@ from llmq.scheduler.bucket import bucket_of
 from llmq.scheduler.errors import NotFoundError
 from llmq.scheduler.fleet import read_workers
 from llmq.scheduler.job import TrafficClass
-from llmq.scheduler.job_record import NEVER_MS, JobRecord
+from llmq.scheduler.job_record import NEVER_MS
 from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.state import JobState
-from llmq.scheduler.why import BatchView, JobView, LaneView, QueueView
+from llmq.scheduler.why_view import BatchView, JobView, LaneView, QueueView
 
 #: Jobs of a lane that are counted, and bytes of them that the server looks at: it answers nobody else meanwhile.
 MOST_BEFORE = 500
@@ -48,8 +48,8 @@ async def read_why(queue: Queue, name: str) -> JobView | BatchView:
     """Return the snapshot of the batch or single job of that id. Raises NotFoundError."""
     (batch,) = await read_batches(queue.redis, queue.keys, [name])
     if batch is not None:
-        view = await _read_queue(queue)
-        return BatchView(view, await _read_lane(queue, batch.lane, view.now), batch)
+        view = await read_queue_view(queue)
+        return BatchView(view, await read_lane(queue, batch.lane, view.now), batch)
     try:
         job = await queue.job(name)
     except NotFoundError:
@@ -57,12 +57,14 @@ async def read_why(queue: Queue, name: str) -> JobView | BatchView:
             f"there is no job and no batch {name!r} in queue {queue.name!r}: it was never submitted there, "
             "or is kept no longer; see: llmq batch ls"
         ) from None
-    view = await _read_queue(queue)
-    before, more = await _read_before(queue, job) if job.state is JobState.WAITING else (0, False)
-    return JobView(view, await _read_lane(queue, job.lane, view.now), job, before, more)
+    view = await read_queue_view(queue)
+    waits = job.state is JobState.WAITING
+    before, more = await read_before(queue, job.lane, job.entry) if waits else (0, False)
+    return JobView(view, await read_lane(queue, job.lane, view.now), job, before, more)
 
 
-async def _read_queue(queue: Queue) -> QueueView:
+async def read_queue_view(queue: Queue) -> QueueView:
+    """Return what holds for every job of a queue."""
     keys = queue.keys
     pipe = queue.redis.pipeline(transaction=False)
     pipe.hgetall(keys.config)
@@ -94,7 +96,8 @@ def _yields_for_s(stored: bytes, now_ms: int) -> float | None:
     return left_ms / 1000 if left_ms > 0 else None
 
 
-async def _read_lane(queue: Queue, lane: str, now: float) -> LaneView:
+async def read_lane(queue: Queue, lane: str, now: float) -> LaneView:
+    """Return where a lane stands."""
     keys = queue.keys
     stored = await cast(Any, queue.redis).hget(keys.lanes, lane)
     if stored is None:  # it has ended
@@ -119,13 +122,13 @@ async def _read_lane(queue: Queue, lane: str, now: float) -> LaneView:
     )
 
 
-async def _read_before(queue: Queue, job: JobRecord) -> tuple[int, bool]:
-    """Return how many jobs of a waiting job's lane come before it, and whether there may be more."""
-    stream, back = queue.keys.of_lane(job.lane)
+async def read_before(queue: Queue, lane: str, entry: str) -> tuple[int, bool]:
+    """Return how many jobs of a lane come before one that waits there, and whether there may be more."""
+    stream, back = queue.keys.of_lane(lane)
     redis = cast(Any, queue.redis)
-    rank = await redis.zrank(back, job.entry)
+    rank = await redis.zrank(back, entry)
     if rank is not None:
         return int(rank), False
     again = await redis.zcount(back, "-inf", await queue.now_ms())
-    new, cut = await redis.eval_ro(_BEFORE, 1, stream, job.entry, MOST_BEFORE, _MOST_BYTES)
+    new, cut = await redis.eval_ro(_BEFORE, 1, stream, entry, MOST_BEFORE, _MOST_BYTES)
     return int(again) + int(new), bool(cut)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 from redis.asyncio import Redis
 
-from llmq.scheduler import why_reader
+from llmq.scheduler import why_line, why_reader
 from llmq.scheduler.errors import NotFoundError
 from llmq.scheduler.job import TrafficClass
+from llmq.scheduler.lease import ErrorCode
 from llmq.scheduler.queue import Queue
-from llmq.scheduler.why import BatchView, JobView, LaneView, explain
+from llmq.scheduler.state import JobState
+from llmq.scheduler.why import explain
+from llmq.scheduler.why_line import read_why_line
 from llmq.scheduler.why_reader import read_why
+from llmq.scheduler.why_view import BatchView, JobView, LaneView, LineView
 from tests.scripted_queue import T0, ScriptedQueue
 
 pytestmark = pytest.mark.leaves("llmq:{q}:*")
@@ -111,3 +115,63 @@ async def test_what_was_never_there_is_said(jobs: Queue) -> None:
     """Neither a job nor a batch."""
     with pytest.raises(NotFoundError, match="no job and no batch 'nope'"):
         await read_why(jobs, "nope")
+
+
+class TestLine:
+    """One line of a batch."""
+
+    async def test_its_place_counts_the_lines_that_wait_before_it(self, queue: ScriptedQueue, jobs: Queue) -> None:
+        """Those that run do not wait; what was handed back comes first (G17)."""
+        await queue.batch("A", 4)
+        assert [0, 3] == [(await read_why_line(jobs, "A", number)).before for number in ("1", "4")]
+        first, second = (await queue.claim(2, free=2)).leases
+        await queue.hand_back(second)
+        seen = [await read_why_line(jobs, "A", number) for number in ("1", "2", "4")]
+        assert [JobState.RUNNING, JobState.WAITING, JobState.WAITING] == [line.state for line in seen]
+        assert ("w", [0, 0, 2]) == (seen[0].consumer, [line.before for line in seen])
+        await queue.finish(first)
+
+    async def test_what_happened_to_it_is_seen(self, queue: ScriptedQueue, jobs: Queue) -> None:
+        """Attempts, crashes and preemptions, and when it is tried again."""
+        await queue.batch("A", 2)
+        (lease,) = (await queue.claim(1, free=1)).leases
+        await queue.retry(lease, 5.0)
+        line = await read_why_line(jobs, "A", "1")
+        assert (JobState.DELAYED, 1, T0 / 1000 + 5) == (line.state, line.attempts, line.due_at)
+        assert "its next attempt is due in 5 s" in [reason.text for reason in explain(line).reasons]
+
+    async def test_it_is_found_by_its_custom_id(
+        self, queue: ScriptedQueue, jobs: Queue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While it waits and when it has ended, as far as a search goes; which it is told where it ends."""
+        await queue.batch("A", 600)
+        waiting = await read_why_line(jobs, "A", "1")
+        assert 600 == (await read_why_line(jobs, "A", waiting.key.replace("1", "600"))).number
+        await queue.drain()
+        ended = await read_why_line(jobs, "A", waiting.key)
+        assert (1, JobState.COMPLETED) == (ended.number, ended.state)
+        monkeypatch.setattr(why_line, "MOST_CALLS", 1)
+        with pytest.raises(NotFoundError, match="name it by its number in the file: llmq why A NUMBER"):
+            await read_why_line(jobs, "A", waiting.key.replace("1", "600"))
+        far = await read_why_line(jobs, "A", "600")
+        assert "how it ended stands in the results" in explain(far).reasons[0].text
+
+    async def test_how_it_ended_is_seen(self, queue: ScriptedQueue, jobs: Queue) -> None:
+        """The engine's status, or the error in its place."""
+        await queue.batch("A", 2)
+        first, second = (await queue.claim(2, free=2)).leases
+        await queue.finish(first)
+        await queue.end(second, ErrorCode.RESULT_TOO_LARGE)
+        said = [explain(await read_why_line(jobs, "A", number)).reasons[0].text for number in ("1", "2")]
+        assert "the line has ended as completed: HTTP 200" == said[0]
+        assert said[1].startswith("the line has ended as failed: result_too_large: ")
+
+    async def test_what_is_not_there_is_said(self, queue: ScriptedQueue, jobs: Queue) -> None:
+        """A file that is not queued to the end, one that is shorter, a batch of another queue."""
+        await queue.batch("A", 2)
+        await queue.open("B")
+        codes = [explain(await read_why_line(jobs, name, "7")).reasons[0].code for name in ("A", "B")]
+        assert ["no_line", "unsealed"] == codes
+        with pytest.raises(NotFoundError, match="there is no batch 'nope'"):
+            await read_why_line(jobs, "nope", "1")
+        assert isinstance(await read_why_line(jobs, "A", "1"), LineView)

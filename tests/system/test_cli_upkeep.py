@@ -227,6 +227,19 @@ class TestWhy:
         assert 0 == llmq("worker", "--engine", QUICK, "--until-empty", url=url).code
         assert "completed: 2 lines, 0 failed" in llmq("why", batch_id, url=url).out
 
+    def test_a_line_of_a_batch_is_explained(self, url: str, tmp_path: Path) -> None:
+        """By its number or its custom_id, in both ways to write it."""
+        batch_id = submitted(url, write_prompts(tmp_path / "prompts.jsonl", 3))
+        told = llmq("why", batch_id, 3, "--json", url=url).json
+        assert (f"{batch_id}:3", "line", "waiting", True) == (told["id"], told["kind"], told["state"], told["blocked"])
+        for words in ((f"{batch_id}:3",), (batch_id, "line-3")):
+            said = llmq("why", *words, url=url).out
+            assert said.startswith(f"line {batch_id}:3: waiting\n")
+            assert "* no worker serves queue default" in said
+            assert "* 2 lines of its batch come first" in said
+        done = llmq("why", batch_id, "nobody", url=url)
+        assert (2, True) == (done.code, "'nobody'" in done.error)
+
     def test_an_unknown_id_is_said(self, url: str) -> None:
         """It is exit 2."""
         done = llmq("why", "nope", url=url)

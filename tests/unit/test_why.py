@@ -15,7 +15,8 @@ from llmq.scheduler.job_record import JobRecord
 from llmq.scheduler.limit import Limit
 from llmq.scheduler.state import JobState
 from llmq.scheduler.units import Rate
-from llmq.scheduler.why import BatchView, JobView, LaneView, QueueView, explain
+from llmq.scheduler.why import explain
+from llmq.scheduler.why_view import BatchView, JobView, LaneView, LineView, QueueView
 
 NOW = 2_000_000_000.0
 CHAT, BATCH = TrafficClass.INTERACTIVE, TrafficClass.BATCH
@@ -50,6 +51,41 @@ def of_batch(queue: dict[str, Any] | None = None, lane: dict[str, Any] | None = 
     return {reason.code: reason.text for reason in explain(view).reasons}
 
 
+def of_line(queue: dict[str, Any] | None = None, batch: dict[str, Any] | None = None, **line: Any) -> dict[str, str]:
+    """Explain a line that waits, changed as given; return the sentences by their words."""
+    view = LineView(replace(QUEUE, **(queue or {})), LANE, replace(RECORD, **(batch or {})), 7, "c7", JobState.WAITING)
+    return {reason.code: reason.text for reason in explain(replace(view, **line)).reasons}
+
+
+class TestLine:
+    """A line of a batch."""
+
+    def test_nothing_holds_it_back(self) -> None:
+        """Its name is that of its batch and its number."""
+        assert ["next"] == list(of_line())
+        told = explain(LineView(QUEUE, LANE, RECORD, 7, "c7", JobState.WAITING)).to_json()
+        assert ("batch_1:7", "line", "waiting", False) == (told["id"], told["kind"], told["state"], told["blocked"])
+
+    def test_it_runs(self) -> None:
+        """Where, and what came before."""
+        found = of_line(state=JobState.RUNNING, consumer="w7", preemptions=1)
+        assert {"running": "the line runs on worker w7", "preempted": "it made way for chat: 1 time"} == found
+
+    def test_what_holds_back_its_batch_holds_it_back(self) -> None:
+        """Pause, results, windows, the bucket; and the lines before it."""
+        assert "batch_paused" in of_line(batch={"paused": True})
+        assert "not_collected" in of_line(batch={"reason": RESULTS_NOT_COLLECTED})
+        assert "class_paused" in of_line({"paused": frozenset({BATCH})})
+        assert "was cancelled" in of_line(batch={"status": BatchStatus.CANCELLING, "cancelling_at": NOW})["ending"]
+        assert "at least 500 lines of its batch come first" == of_line(before=500, more=True)["place"]
+        assert "it expires if it has not started in 60 s" == of_line(batch={"expires_at": NOW + 60})["window"]
+
+    def test_it_has_not_come_yet(self) -> None:
+        """Its file is longer than what is queued of it; or is not."""
+        assert "wait for room" in of_line({"cap_reached": True}, {"sealed": False}, state=None, number=11)["cap"]
+        assert "the file has no line 11: its last one is 10" == of_line(state=None, number=11)["no_line"]
+
+
 class TestJob:
     """A single job."""
 
@@ -66,9 +102,12 @@ class TestJob:
 
     def test_it_is_tried_again_later(self) -> None:
         """When, and what came before."""
-        found = of_job(state=JobState.DELAYED, due_at=NOW + 3.25, attempts=2, crashes=1)
+        found = of_job(state=JobState.DELAYED, due_at=NOW + 3.25, attempts=2, crashes=1, preemptions=3)
         assert {
             "attempts": "it was tried before: 2 attempts went wrong, 1 crash",
+            "preempted": "it made way for chat: 3 times",
+            "suspect": "it was in flight when a worker or engine died: a worker runs one such job at a time; "
+            "3 deaths end it",
             "retry": "its next attempt is due in 3.25 s",
         } == found
 
