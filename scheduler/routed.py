@@ -250,7 +250,7 @@ class SyncRouted(redis.Redis):
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> Any:
         """Refuse: nothing of llmq that blocks its thread sends more than one command at once."""
-        raise NotImplementedError("a client of several servers that blocks has no pipelines; use connect()")
+        raise RuntimeError("a client of several servers that blocks has no pipelines; use connect()")
 
     def close(self) -> None:
         """Close all connections to all servers."""

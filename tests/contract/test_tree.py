@@ -12,7 +12,7 @@ from tests.contract.project import PRODUCT, ROOT, files_in, texts
 TESTS = ROOT / "tests"
 
 #: What each folder is for stands in CONTRIBUTING.md; `engine` and `data` hold what tests use.
-FOLDERS = {"unit", "fake", "redis", "system", "contract", "engine", "data"}
+FOLDERS = {"unit", "fake", "redis", "topology", "system", "contract", "engine", "data"}
 
 #: Paths of a developer's machine, and hosts that packages come from; no file needs either.
 MACHINE = re.compile(
@@ -49,7 +49,7 @@ def test_the_product_is_finished() -> None:
 
 
 def test_every_test_is_in_a_known_folder() -> None:
-    """Tests lie in unit, fake, redis, system or contract: the folder says what a test needs."""
+    """Tests lie in unit, fake, redis, topology, system or contract: the folder says what a test needs."""
     assert {path.name for path in TESTS.iterdir() if path.is_dir() and path.name != "__pycache__"} <= FOLDERS
     assert [] == list(TESTS.glob("test_*.py"))
 
