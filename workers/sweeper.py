@@ -23,6 +23,7 @@ from llmq.scheduler.queue import Queue
 from llmq.scheduler.server_check import run_id_of
 from llmq.workers.contact import Contact
 from llmq.workers.desk import VERDICTS
+from llmq.workers.fleet_watch import FleetWatch
 from llmq.workers.keeper import HEARTBEAT_TTL_S
 from llmq.workers.reach import OUT_OF_REACH
 
@@ -70,6 +71,7 @@ class Sweeper:
         self._contact = contact
         self._lease_s = lease_s
         self._end = end
+        self._fleet_watch = FleetWatch(redis, keys)
         self._full_sweep_at = 0.0
         self._led_at = (0, 0.0)
         self._hurry = False
@@ -99,6 +101,7 @@ class Sweeper:
         if not lead.leads:
             return False
         self._led_at = (lead.now_ms, time.monotonic())
+        await self._fleet_watch.look(lead.now_ms)
         self._contact.server(await run_id_of(self._redis, self._keys.config))
         few = len(lead.lanes) <= FEW_LANES
         full = time.monotonic() >= self._full_sweep_at
