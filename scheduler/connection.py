@@ -28,7 +28,8 @@ from redis.retry import Retry
 from llmq.scheduler.cluster_map import ClusterMap
 from llmq.scheduler.redis_errors import redis_errors
 from llmq.scheduler.redis_url import RedisAddress, Topology, parse_redis_url, redact
-from llmq.scheduler.routed import Routed, SyncRouted
+from llmq.scheduler.routed import Routed
+from llmq.scheduler.routed_sync import SyncRouted
 from llmq.scheduler.sentinel_map import SentinelMap
 from llmq.scheduler.server_check import ServerFacts, check_server
 
