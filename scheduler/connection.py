@@ -22,13 +22,15 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError, DataError, ReadOnlyError
+from redis.exceptions import ConnectionError, DataError, ReadOnlyError, ResponseError
 from redis.retry import Retry
 
 from llmq.scheduler.cluster_map import ClusterMap
 from llmq.scheduler.redis_errors import redis_errors
 from llmq.scheduler.redis_url import RedisAddress, Topology, parse_redis_url, redact
-from llmq.scheduler.routed import Routed, SyncRouted
+from llmq.scheduler.route import told_apart
+from llmq.scheduler.routed import Routed
+from llmq.scheduler.routed_sync import SyncRouted
 from llmq.scheduler.sentinel_map import SentinelMap
 from llmq.scheduler.server_check import ServerFacts, check_server
 
@@ -213,6 +215,8 @@ class _ClosesWhenDemoted:
         except ReadOnlyError as error:
             await self.disconnect()  # type: ignore[attr-defined]
             raise PrimaryDemoted(f"READONLY {error}") from error
+        except ResponseError as error:
+            raise told_apart(error) from None
 
 
 class _PacksInC:
@@ -281,6 +285,8 @@ class _ClosesWhenDemotedSync:
         except ReadOnlyError as error:
             self.disconnect()  # type: ignore[attr-defined]
             raise PrimaryDemoted(f"READONLY {error}") from error
+        except ResponseError as error:
+            raise told_apart(error) from None
 
 
 class _SyncConnection(_ClosesWhenDemotedSync, redis.Connection):

@@ -131,9 +131,12 @@ def judge_place(keys: Sequence[str], cluster: bool) -> Finding:
 
 def judge_rights(user: str, submits: Sequence[str], works: Sequence[str]) -> Finding:
     """Judge what a user may not do: commands that submitting, and those that working needs."""
-    if submits:
+    lacks = ", ".join(dict.fromkeys((*submits, *works)))
+    if submits and works:
         step = "give it the rights of its role: deploy/acl/llmq.acl"
-        return Finding("rights", False, f"{user} may not submit: it lacks {', '.join(submits)}", step)
+        return Finding("rights", False, f"{user} may neither submit nor serve as a worker: it lacks {lacks}", step)
     if works:
-        return Finding("rights", True, f"{user} may submit, and not serve as a worker: it lacks {', '.join(works)}")
+        return Finding("rights", True, f"{user} may submit, and not serve as a worker: it lacks {lacks}")
+    if submits:
+        return Finding("rights", True, f"{user} may serve as a worker, and not submit: it lacks {lacks}")
     return Finding("rights", True, f"{user} may submit and serve as a worker")

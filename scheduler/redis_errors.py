@@ -76,7 +76,6 @@ _WANTS_CERTIFICATE = Meaning(
     "wants a certificate of its clients",
     "name one: rediss://host?ssl_certfile=/path/client.pem&ssl_keyfile=/path/client.key",
 )
-_NO_TLS = Meaning("does not speak TLS", "use redis:// instead of rediss:// in LLMQ_REDIS_URL")
 
 #: Errors that have no code of their own: of wrong URLs, and of connections that were refused.
 _SAID = (
@@ -86,7 +85,6 @@ _SAID = (
     ("max number of clients", _NO_MORE_CLIENTS),
     ("CERTIFICATE_VERIFY_FAILED", _UNTRUSTED),
     ("CERTIFICATE_REQUIRED", _WANTS_CERTIFICATE),
-    ("WRONG_VERSION_NUMBER", _NO_TLS),
 )
 
 # redis-py takes the code off where it has a class for it. More special classes come first.

@@ -51,6 +51,22 @@ def key_of(command: Sequence[Any]) -> bytes | None:
     return key.encode() if isinstance(key, str) else bytes(key)
 
 
+_CLASSES: dict[str, type[exceptions.ResponseError]] = {
+    "MOVED": exceptions.MovedError,
+    "ASK": exceptions.AskError,
+    "TRYAGAIN": exceptions.TryAgainError,
+    "CLUSTERDOWN": exceptions.ClusterDownError,
+}
+
+
+def told_apart(error: exceptions.ResponseError) -> exceptions.ResponseError:
+    """Return an error of its own class for what nodes of a cluster say; redis-py 5 keeps these to its own client."""
+    if type(error) is not exceptions.ResponseError:
+        return error
+    code, _, rest = str(error).partition(" ")
+    return _CLASSES[code](rest) if code in _CLASSES else error
+
+
 class Map(Protocol):
     """Who is primary, as far as is known. A client asks a guide the `question`, and has the map `read` the reply."""
 

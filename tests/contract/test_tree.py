@@ -13,7 +13,7 @@ TESTS = ROOT / "tests"
 
 #: What each folder is for stands in CONTRIBUTING.md; `engine` and `data` hold what tests use,
 #: and so does `governing`, traffic in virtual time.
-FOLDERS = {"unit", "fake", "redis", "system", "gateway", "contract", "governing", "engine", "data"}
+FOLDERS = {"unit", "fake", "redis", "topology", "system", "gateway", "contract", "chaos", "fuzz", "governing", "engine", "data"}
 
 #: Paths of a developer's machine, and hosts that packages come from; no file needs either.
 MACHINE = re.compile(
@@ -50,7 +50,7 @@ def test_the_product_is_finished() -> None:
 
 
 def test_every_test_is_in_a_known_folder() -> None:
-    """Tests lie in unit, fake, redis, system, gateway or contract: the folder says what a test needs."""
+    """Tests lie in unit, fake, redis, topology, system, gateway, ...: the folder says what a test needs."""
     assert {path.name for path in TESTS.iterdir() if path.is_dir() and path.name != "__pycache__"} <= FOLDERS
     assert [] == list(TESTS.glob("test_*.py"))
 

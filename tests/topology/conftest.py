@@ -22,6 +22,10 @@ SETS: dict[str, type[SentinelSet] | type[ClusterSet]] = {"sentinel": SentinelSet
 OLDEST = "redis" if "redis" in process_kinds() else "valkey"
 
 
+#: The embedded server has no TLS.
+collect_ignore = [] if "redis" in process_kinds() else ["test_tls.py"]
+
+
 @pytest.fixture
 def own_set(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnSet]:
     """Start sets of servers; they end with the test."""

@@ -167,7 +167,6 @@ def test_an_operator_looks_at_everything_and_changes_settings(server: Server, tm
             ("batch", "cancel", batch_id, "--yes"), ("batch", "results", batch_id), ("dead", "ls"), ("health",),
         ):  # fmt: skip
             assert llmq(*verb, url=url).code in (0, 3), verb
-        llmq("doctor", url=url)
         llmq("batch", "delete", batch_id, "--yes", url=url)
     refuses(server, "operator", CLAIM)
 

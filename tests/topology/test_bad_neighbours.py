@@ -1,4 +1,4 @@
-"""Servers that are hard to get along with: full, evicting, slow, standing still, out of connections, behind TLS."""
+"""Servers that are hard to get along with: full, evicting, slow, standing still, out of connections."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ from tests.redis.serving import (
     submit_chat,
     until,
 )
-from tests.servers import Server, client_of, free_port
+from tests.servers import Server, client_of
 from tests.system.cli_process import QUICK, llmq, started, write_prompts
 from tests.system.tcp_proxy import tcp_proxy
 from tests.system.worker_process import runs, worker_process
-from tests.tls_files import TlsFiles, make_tls_files
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 SIM = "sim://?instant=1"
@@ -188,48 +187,6 @@ async def _answers(client: object) -> bool:
         return bool(await client.ping())  # type: ignore[attr-defined]
     except Exception:
         return False
-
-
-class TestTls:
-    """TLS with a CA of one's own, and what goes wrong with it."""
-
-    @pytest.fixture
-    def files(self, tmp_path: Path) -> TlsFiles:
-        """Certificates of this test."""
-        return make_tls_files(tmp_path)
-
-    async def test_a_wrong_ca_and_a_missing_certificate_are_said_in_one_line(
-        self, own_server: OwnServer, files: TlsFiles
-    ) -> None:
-        """Which file to give is in the line, and no secret."""
-        port = free_port()
-        own_server("--appendonly", "no", *files.server_options(port, clients="yes"))
-        place = f"rediss://:geheim@127.0.0.1:{port}/0"
-        own = f"&ssl_certfile={files.certificate('client')}&ssl_keyfile={files.key('client')}"
-        for query, words in (
-            (f"?ssl_ca_certs={files.stranger}{own}", "ssl_ca_certs"),
-            (f"?ssl_ca_certs={files.ca}", "ssl_certfile"),
-        ):
-            client = connect(place + query)
-            with pytest.raises(RedisUnavailable, match=words) as caught, redis_errors(place + query):
-                await client.ping()
-            await client.aclose()
-            assert "geheim" not in str(caught.value)
-
-    async def test_tls_where_there_is_none_and_none_where_there_is(
-        self, own_server: OwnServer, files: TlsFiles
-    ) -> None:
-        """The wrong scheme for a port; the line says which to take."""
-        port = free_port()
-        server = own_server("--appendonly", "no", *files.server_options(port))
-        for url, words in (
-            (f"redis://127.0.0.1:{port}", "cannot be reached"),
-            (f"rediss://127.0.0.1:{server.port}", "use redis:// instead of rediss://"),
-        ):
-            client = connect(url, timeout_s=2)
-            with pytest.raises(RedisUnavailable, match=words), redis_errors(url):
-                await client.ping()
-            await client.aclose()
 
 
 class TestHealth:

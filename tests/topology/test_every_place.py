@@ -18,7 +18,7 @@ from llmq import AsyncClient, Client, JobCancelled, JobState
 from llmq.workers.engines.sim import SimEngine
 from tests.conftest import PERMANENT_KEYS
 from tests.redis.serving import serving, until
-from tests.servers import Servers, client_of, free_port
+from tests.servers import Servers, client_of, free_port, process_kinds
 from tests.system.cli_process import QUICK, ids, llmq, started, submitted, write_prompts
 from tests.tls_files import make_tls_files
 from tests.topologies import ClusterSet, SentinelSet
@@ -78,7 +78,6 @@ PLACES: dict[str, Callable[[Servers, Path], Place]] = {
     "cluster-valkey-resp3": lambda servers, _: _set(servers, "valkey", ClusterSet, "?protocol=3"),
     "resp3": lambda servers, _: _server(servers, OLDEST, ()),
     "resp3-valkey": lambda servers, _: _server(servers, "valkey", ()),
-    "tls": lambda servers, folder: _tls(servers, OLDEST, folder),
     "password": lambda servers, _: _server(
         servers,
         OLDEST,
@@ -88,6 +87,10 @@ PLACES: dict[str, Callable[[Servers, Path], Place]] = {
     ),
     "unix-socket": lambda servers, folder: _socket(servers, "valkey", folder),
 }
+
+
+if "redis" in process_kinds():  # the embedded server has no TLS
+    PLACES["tls"] = lambda servers, folder: _tls(servers, "redis", folder)
 
 
 @pytest.fixture(scope="module", params=PLACES)

@@ -122,8 +122,9 @@ def test_keys() -> None:
 
 
 def test_rights() -> None:
-    """Who may not submit can do nothing; who may not work may still submit."""
+    """A user has the rights of a role; one that may neither submit nor work can do nothing."""
     assert judge_rights("me", [], []).fine
-    assert "lacks xclaim" in judge_rights("me", [], ["xclaim"]).text
-    found = judge_rights("me", ["xadd"], [])
+    assert "not serve as a worker: it lacks xclaim" in judge_rights("me", [], ["xclaim"]).text
+    assert "not submit: it lacks xread" in judge_rights("me", ["xread"], []).text
+    found = judge_rights("me", ["xadd"], ["xclaim"])
     assert (False, True) == (found.fine, "deploy/acl" in found.step)

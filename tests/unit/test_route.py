@@ -10,7 +10,7 @@ from redis.crc import key_slot
 from redis.sentinel import MasterNotFoundError
 
 from llmq.scheduler.cluster_map import ClusterMap
-from llmq.scheduler.route import MOST_REDIRECTIONS, TRY_AGAIN_S, Address, Attempt, key_of
+from llmq.scheduler.route import MOST_REDIRECTIONS, TRY_AGAIN_S, Address, Attempt, key_of, told_apart
 from llmq.scheduler.sentinel_map import LOOK_AGAIN_S, SentinelMap
 
 A, B, C = ("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.3", 3)
@@ -36,6 +36,16 @@ Q = key_slot(b"{q}")
 def test_the_key_of_a_command(command: tuple[Any, ...], key: bytes | None) -> None:
     """As redis-py hands commands over: two words may be one."""
     assert key == key_of(command)
+
+
+def test_what_nodes_say_has_a_class() -> None:
+    """Also in redis-py 5, whose plain connections do not tell these errors apart."""
+    moved = told_apart(exceptions.ResponseError("MOVED 7 10.0.0.1:6379"))
+    assert isinstance(moved, exceptions.MovedError)
+    assert (7, "10.0.0.1", 6379) == (moved.slot_id, moved.host, moved.port)
+    assert isinstance(told_apart(exceptions.ResponseError("TRYAGAIN Multiple keys")), exceptions.TryAgainError)
+    other = exceptions.ResponseError("WRONGTYPE no")
+    assert told_apart(other) is other
 
 
 def told(*rows: tuple[int, int, Address]) -> list[Any]:
