@@ -117,7 +117,7 @@ async def test_faults_are_counted_where_they_happen(redis_url: str, redis: Redis
         return totals
 
     async def all_there() -> bool:
-        return (await counted())["jobs_ended"] >= 2
+        return bool((await counted())["jobs_ended"] >= 2)
 
     await until(all_there)
     totals = await counted()
