@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
@@ -36,6 +36,7 @@ from llmq.gateway.jobs import Jobs
 from llmq.gateway.keyed_admission import KeyedAdmission
 from llmq.gateway.metrics import metrics_routes
 from llmq.gateway.models import model_routes
+from llmq.gateway.openapi import openapi_routes
 from llmq.gateway.ops import ops_routes
 from llmq.gateway.vigil import Patience, Watchtower
 from llmq.scheduler.connection import connect, redis_errors
@@ -124,11 +125,13 @@ class Foundation:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What a part adds to the gateway: routes, what runs beside them, and routes with larger bodies than all others."""
+    """What a part adds to the gateway: routes, what runs beside them, routes with larger bodies than all others, and
+    the paths of its OpenAPI description."""
 
     routes: Sequence[BaseRoute] = ()
     background: Sequence[BackgroundPart] = ()
     larger_bodies: Mapping[str, int] = field(default_factory=dict)
+    described: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
 
 async def serve(
@@ -209,10 +212,11 @@ def _compose(
         fleet=foundation.fleet,
         flex_timeout=options.flex_timeout,
     )
+    described = {path: item for added in additions for path, item in added.described.items()}
     larger = {begin: size for added in additions for begin, size in added.larger_bodies.items()}
     app = build_app(
         Service(jobs, foundation.admission, tower, direct),
-        [route for added in additions for route in added.routes],
+        [*openapi_routes(described), *(route for added in additions for route in added.routes)],
         foundation.admission,
         WebLimits(options.max_body_bytes, larger, options.pace, options.cors_origins),
     )
