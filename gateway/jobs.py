@@ -65,7 +65,7 @@ class Jobs:
         job_id = _job_id(call, tenant)
         try:
             with redis_errors(self._url):
-                return await self._contact.within(self._open(call, tenant, job_id))
+                return await self._contact.within(self._open(call, tenant, job_id), len(call.job.raw))
         except QueueFull as full:
             wait = await self._fleet.retry_after(call.cls)
             message = f"the queue holds its {full.cap:,} {full.cls} jobs; try again in {wait:.0f} s"
