@@ -139,7 +139,13 @@ _MODELS: dict[str, Tree] = {
     },
 }
 
+_METRICS: Tree = {
+    "description": "In Prometheus' text format, or OpenMetrics where that is accepted",
+    "content": {media: {"schema": {"type": "string"}} for media in ("text/plain", "application/openmetrics-text")},
+}
+
 _PROBES: dict[str, Tree] = {
     "/healthz": {"get": operation("Tell whether the gateway lives", {"200": answer("It lives")}, security=[])},
     "/readyz": {"get": operation("Tell whether a call would be served now", {"200": answer("Yes")}, security=[])},
+    "/metrics": {"get": operation("Tell the queue's metrics, and its own", {"200": _METRICS}, security=[])},
 }

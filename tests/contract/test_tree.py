@@ -13,7 +13,20 @@ TESTS = ROOT / "tests"
 
 #: What each folder is for stands in CONTRIBUTING.md; `engine` and `data` hold what tests use,
 #: and so does `governing`, traffic in virtual time.
-FOLDERS = {"unit", "fake", "redis", "topology", "system", "gateway", "contract", "chaos", "fuzz", "governing", "engine", "data"}
+FOLDERS = {
+    "unit",
+    "fake",
+    "redis",
+    "topology",
+    "system",
+    "gateway",
+    "contract",
+    "chaos",
+    "fuzz",
+    "governing",
+    "engine",
+    "data",
+}
 
 #: Paths of a developer's machine, and hosts that packages come from; no file needs either.
 MACHINE = re.compile(
