@@ -18,6 +18,9 @@ T = TypeVar("T")
 #: A Redis that has said nothing to anybody for so long is away.
 SILENCE_S = 0.9
 
+#: What is sent to Redis takes its time: a picture of 16 MiB gets 4 s more, which a slow network needs.
+BYTES_PER_SECOND = 4 * 2**20
+
 #: A reply that takes longer is of no use, whatever others get.
 LONGEST_S = 10.0
 
@@ -28,9 +31,12 @@ class Contact:
     def __init__(self) -> None:
         self._heard_at = float("-inf")
 
-    async def within(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what a coroutine returns that asks Redis. Raises TimeoutError where Redis is silent."""
-        task, began = asyncio.ensure_future(work), time.monotonic()
+    async def within(self, work: Coroutine[Any, Any, T], size: int = 0) -> T:
+        """Return what a coroutine returns that asks Redis, and sends it `size` bytes.
+
+        Raises TimeoutError where Redis is silent.
+        """
+        task, began = asyncio.ensure_future(work), time.monotonic() + size / BYTES_PER_SECOND
         try:
             while (left := self._deadline(began) - time.monotonic()) > 0:
                 done, _ = await asyncio.wait({task}, timeout=left)

@@ -63,12 +63,12 @@ class Direct:
             await self._session.close()
 
     async def _pass(self, call: Call, exchange: Exchange) -> None:
-        exchange.headers[HEADER] = "1"
         try:
             async with self._open().post(
                 self.url + call.job.url, data=call.job.raw, headers=self._headers, allow_redirects=False
             ) as response:
                 try:
+                    exchange.headers[HEADER] = "1"
                     await exchange.begin(response.status, {"content-type": response.headers.get("content-type", "")})
                     async for data in response.content.iter_any():
                         await exchange.write(data)

@@ -81,7 +81,7 @@ class Inference:
         finally:
             if not answered:
                 self._service.jobs.drop(job)
-        return _tokens(record)
+        return 0 if job.joined else _tokens(record)  # who made the job has paid for it
 
     async def _stream(self, call: Call, job: OpenJob, exchange: Exchange, vigil: Vigil) -> JobRecord | None:
         events = Events(self._url, wants_usage=call.wants_usage)

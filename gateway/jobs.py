@@ -16,7 +16,7 @@ from llmq.gateway.errors import ApiError
 from llmq.gateway.fleet import Fleet
 from llmq.gateway.translation import queue_away
 from llmq.scheduler.connection import redis_errors
-from llmq.scheduler.errors import NotFoundError, QueueFull, RedisUnavailable
+from llmq.scheduler.errors import NotFoundError, QueueFull, RedisFull, RedisUnavailable
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.queue import new_job_id
 from llmq.scheduler.state import JobState
@@ -65,11 +65,13 @@ class Jobs:
         job_id = _job_id(call, tenant)
         try:
             with redis_errors(self._url):
-                return await self._contact.within(self._open(call, tenant, job_id))
+                return await self._contact.within(self._open(call, tenant, job_id), len(call.job.raw))
         except QueueFull as full:
             wait = await self._fleet.retry_after(call.cls)
             message = f"the queue holds its {full.cap:,} {full.cls} jobs; try again in {wait:.0f} s"
             raise ApiError(429, message, code="queue_full", retry_after=wait) from None
+        except RedisFull:
+            raise  # it is there, and has refused the job
         except (TimeoutError, RedisUnavailable):
             if call.key is None:
                 self._canceller.cancel(job_id, unsure=True)

@@ -27,13 +27,13 @@ HEADERS = {
 
 
 class Stream:
-    """Sends one answer; `keep_alive` is the longest silence in seconds."""
+    """Sends one answer; `keep_alive` is the longest silence in seconds, as far as the vigil's ticks allow."""
 
     def __init__(self, exchange: Exchange, events: Events, job: OpenJob, keep_alive: float) -> None:
         self._exchange = exchange
         self._events = events
         self._job = job
-        self._keep_alive = keep_alive
+        self._keep_alive = 0.9 * keep_alive  # so that a tick that comes a moment early counts
         self._silent_since = time.monotonic()
         # The deltas of a job that was joined go to the request that made it: its answer comes whole.
         self._order = DeltaOrder() if job.joined else job.watch.order

@@ -100,6 +100,22 @@ class TestClasses:
             assert 503 == await _status(front, service_tier="flex")
 
 
+class TestRedisFull:
+    """Redis is there, and takes no more."""
+
+    async def test_a_call_is_told_that_the_storage_is_full(self, own_server: OwnServer) -> None:
+        """Later than for a restart, and not by the direct engine: the queue works."""
+        server = own_server()
+        async with gateway(server.url, direct="http://127.0.0.1:9") as front:
+            with server.client() as client:
+                client.config_set("maxmemory", 1)
+                async with front.chat() as response:
+                    assert 503 == response.status
+                    assert "queue_storage_full" == (await error_of(response))["code"]
+                    assert "30" == response.headers["retry-after"]
+                client.config_set("maxmemory", 0)
+
+
 class TestRedisAway:
     """Redis is away: new calls are told within a second."""
 
