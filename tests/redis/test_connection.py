@@ -145,9 +145,11 @@ class TestCluster:
         """More commands at once than connections (F-086); none is sent again when a node stands still (F-084)."""
         server = await _one_node_cluster(own_server)
         url = f"redis+cluster://127.0.0.1:{server.port}"
-        client, sync = connect(url, timeout_s=SHORT_S, max_connections=2), connect_sync(url, timeout_s=SHORT_S)
-        assert sorted(await asyncio.gather(*(client.incr("n") for _ in range(200)))) == list(range(1, 201))
-        await asyncio.gather(*(_cluster_pipeline(client) for _ in range(200)))
+        patient = connect(url, max_connections=2)
+        assert sorted(await asyncio.gather(*(patient.incr("n") for _ in range(200)))) == list(range(1, 201))
+        await asyncio.gather(*(_cluster_pipeline(patient) for _ in range(200)))
+        await patient.aclose()
+        client, sync = connect(url, timeout_s=SHORT_S), connect_sync(url, timeout_s=SHORT_S)
         sync.xadd("{q}", {"a": "1"})
         assert await client.xlen("{q}") == 201
         server.freeze()

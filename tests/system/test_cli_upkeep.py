@@ -259,7 +259,21 @@ class TestDoctor:
             assert (0, False) == (done.code, "WRONG" in done.out), done.out
             found = llmq("doctor", "--json", url=url)
         assert (0, True) == (found.code, found.json["fine"])
-        checks = ["server", "settings", "memory", "latency", "clock", "scripts", "claim", "workers"]
+        checks = [
+            "server",
+            "settings",
+            "disk",
+            "memory",
+            "clients",
+            "replicas",
+            "keys",
+            "rights",
+            "latency",
+            "clock",
+            "scripts",
+            "claim",
+            "workers",
+        ]
         assert checks == [one["check"] for one in found.json["findings"]]
         assert [*checks, "engine"] == [line.split()[1] for line in done.out.splitlines()]
 
