@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmq.cli.options import Grace, Json, Queue, RedisUrl, Tenant
+from llmq.cli.options import Grace, Json, LogLevel, Queue, RedisUrl, Tenant
 from llmq.cli.render import count_of, notice, print_json
 from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session
 from llmq.scheduler.api_keys import ApiKeys
 from llmq.scheduler.errors import UsageError
+from llmq.scheduler.logs import show_log
 from llmq.scheduler.settings import Settings
 from llmq.workers.shutdown import Shutdown
 
@@ -53,6 +54,7 @@ def gateway(
         list[str] | None, typer.Option("--cors-origin", metavar="URL", help="Let web pages of this origin call it.")
     ] = None,
     grace: Grace = None,
+    log_level: LogLevel = None,
     redis: RedisUrl = None,
     json: Json = False,
 ) -> None:
@@ -79,8 +81,10 @@ def gateway(
         gateway_files=files,
         cors_origins=cors or None,
         grace=grace,
+        log_level=log_level,
         redis_url=redis,
     )
+    show_log(loaded.settings.log_level, loaded.settings.log_format)
     shutdown = Shutdown()
     report = run_async(lambda: _serve(loaded.settings, shutdown, anyone=anyone), shutdown)
     if json:
