@@ -1,0 +1,140 @@
+"""Planted faults: turn one guard of llmq off at a time, and see that somebody notices.
+
+    python -m tests.chaos.planted [GUARD ...]
+
+Each guard of `guards.py` is turned off in processes of their own, for the smallest thing that should go red then: a
+short chaos run under the faults that the guard is there for, or a test of the suite. Prints one row of the table in
+docs/guarantees.md for each; exits with 1 where nothing went red, and where the same check is red with the guard on.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from tests.chaos.cast import ROOT
+from tests.chaos.guards import GUARDS
+
+#: A check that takes longer than this has found out nothing.
+TIMEOUT_S = 300.0
+
+#: A run of planted faults is one storm, and need not wait long for what will never end.
+SECONDS = 14.0
+PEACE_S = 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chaos:
+    """A short run under some faults."""
+
+    faults: str
+    seed: int = 3
+
+    @property
+    def command(self) -> list[str]:
+        """What is started."""
+        about = [f"--seed={self.seed}", f"--seconds={SECONDS:g}", f"--peace={PEACE_S:g}", f"--faults={self.faults}"]
+        return [sys.executable, "-m", "tests.chaos", *about]
+
+    def __str__(self) -> str:
+        return f"`tests.chaos --seed {self.seed} --seconds {SECONDS:g} --faults {self.faults}`"
+
+    def red(self, output: str) -> list[str]:
+        """Return the laws that were found broken."""
+        return sorted(set(re.findall(r"^(G\d+) ", output, re.MULTILINE)), key=lambda law: int(law[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A test of the suite, or some: what pytest is given."""
+
+    path: str
+    only: str = ""
+
+    @property
+    def command(self) -> list[str]:
+        """What is started."""
+        only = ["-k", self.only] if self.only else []
+        options = ["-q", "-n0", "-p", "tests.chaos.guard_plugin", "--server=valkey", "--timeout=100"]
+        return [sys.executable, "-m", "pytest", *options, self.path, *only]
+
+    def __str__(self) -> str:
+        return f"`{self.path}`"
+
+    def red(self, output: str) -> list[str]:
+        """Return the tests that failed."""
+        return sorted(set(re.findall(r"^(?:FAILED|ERROR) \S+::(\w+)", output, re.MULTILINE)))
+
+
+Check = Chaos | Test
+
+#: What should notice, guard by guard.
+CHECKS: dict[str, Check] = {
+    "fence": Chaos("freeze"),
+    "lease thread": Chaos("cut"),
+    "delete on ack": Chaos("cut"),
+    "sweep cursor": Test("tests/redis/test_sweeper.py"),
+    "group re-creation": Test("tests/redis/test_claim.py"),
+    "sweeper": Chaos("kill"),
+    "contact": Chaos("kill-redis,freeze-redis"),
+    "bucket": Chaos("settings"),
+    "chat first": Chaos("cut"),
+    "deadline": Chaos("settings"),
+    "back first": Chaos("drain"),
+    "idempotent submit": Chaos("half-open"),
+    "suspects apart": Chaos("kill,kill-engine"),
+    "three deaths": Chaos("kill,kill-engine"),
+    "hand back at drain": Chaos("drain"),
+    "hand back of lost claims": Test("tests/redis/test_worker.py"),
+    "begun is never begun again": Chaos("kill"),
+    "cancel": Chaos("cut"),
+    "cap": Chaos("settings"),
+    "lanes go": Chaos("cut"),
+    "counts": Chaos("cut"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What turning off one guard came to."""
+
+    guard: str
+    check: Check
+    red: list[str]
+    output: str
+
+    def __str__(self) -> str:
+        guard = GUARDS[self.guard]
+        found = ", ".join(f"`{name}`" if isinstance(self.check, Test) else name for name in self.red[:3]) or "**nothing**"
+        return f"| {guard.name} | {', '.join(guard.laws)} | {guard.how} | {self.check} | {found} |"
+
+
+def plant(guard: str, *, off: bool = True) -> Row:
+    """Run a guard's check, with the guard off (or on)."""
+    check = CHECKS[guard]
+    environment = {**os.environ, "CHAOS_GUARD_OFF": guard if off else ""}
+    done = subprocess.run(
+        check.command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    output = done.stdout + done.stderr
+    red = check.red(output) if done.returncode else []
+    if done.returncode and not red:
+        raise RuntimeError(f"the check of {guard!r} found out nothing:\n{output[-3000:]}")
+    return Row(guard, check, red, output)
+
+
+def main() -> int:
+    """Turn off the guards that are named, or all; print the table."""
+    missed = 0
+    for guard in sys.argv[1:] or list(GUARDS):
+        row = plant(guard)
+        missed += not row.red
+        print(row, flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
