@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,29 +18,30 @@ from typing import Any
 import aiohttp
 import redis
 
-from tests.chaos.faults import LEASE_S
-from tests.chaos.journal import Journal, read
+from llmq.scheduler import scripts
+from tests.chaos.faults import FAULTS, LEASE_S
+from tests.chaos.journal import Journal
 from tests.chaos.plan import Planned
+from tests.chaos.processes import Process
+from tests.chaos.stalls import watch_for_stalls
 from tests.chaos.store import TOPOLOGIES, Store
 from tests.redis.serving import KEYS
 from tests.servers import Guardian
 from tests.system.tcp_proxy import TcpProxy, tcp_proxy
 
-ROOT = Path(__file__).parents[2]
-
 #: What a worker needs to start on a machine that is busy.
 START_TIMEOUT_S = 60.0
 
-#: Between the end of a worker or engine and the start of the next.
-PAUSE_S = 0.1
+#: What a worker may need to end well; the audit judges whether it needed too long.
+LEAVE_S = 30.0
 
-Process = asyncio.subprocess.Process
-
+#: How often it is looked whether somebody has ended and must be followed.
+PAUSE_S = 0.05
 
 class Place:
     """Where one worker lives: its engine, and its way to Redis. `seed` is the engine's."""
 
-    def __init__(self, number: int, url: str, journal: Path, seed: int, guardian: Guardian) -> None:
+    def __init__(self, number: int, url: str, journal: Journal, seed: int, guardian: Guardian) -> None:
         self.number = number
         self.url = url
         self.worker: Process | None = None
@@ -49,9 +49,8 @@ class Place:
         self.up = False
         self._seed = seed
         self._guardian = guardian
-        self._path = journal
-        self._journal = Journal(journal, "driver")
-        self._errors = (journal.parent / f"worker-{number}.err").open("ab")
+        self._journal = journal
+        self._started = 0
         self._port = 0
         self._told_to_end: set[int] = set()
         self._hold_worker = 0
@@ -66,13 +65,14 @@ class Place:
         """Start engine and worker again whenever they have ended, until cancelled."""
         while True:
             if not self._hold_engine and (self.engine is None or self.engine.returncode is not None):
-                if self.engine is not None:
-                    self._guardian.forget(self.engine.pid)
-                await self._start_engine()
+                self._start_engine()
             if self.worker is not None and self.worker.returncode is not None:
                 self._note_exit(self.worker)
-            if not self._hold_worker and self.worker is None:
-                await self._start_worker()
+            if not self._hold_worker and self.worker is None and self.engine and self.engine.said("ready"):
+                options = [self.url, str(self._journal.path), f"w{self.number}", self.engine_url]
+                self.worker = self._process("tests.chaos.worker", *options)
+            if self.worker is not None and not self.up:
+                self._note_up(self.worker)
             await asyncio.sleep(PAUSE_S)
 
     async def without_worker(self, number: signal.Signals, seconds: float) -> None:
@@ -114,43 +114,34 @@ class Place:
                 process.send_signal(signal.SIGCONT)
                 process.send_signal(number)
                 try:
-                    async with asyncio.timeout(30):
+                    async with asyncio.timeout(LEAVE_S):
                         await process.wait()
                 except TimeoutError:
                     process.kill()
                     await process.wait()
         if self.worker is not None:
             self._note_exit(self.worker)
-        self._errors.close()
 
-    async def _start_engine(self) -> None:
+    def _start_engine(self) -> None:
         self._port = self._port or _free_port()
-        command = [str(self._port), str(self._path), f"e{self.number}", str(self._seed)]
-        self.engine = await _python("tests.chaos.engine", *command, stdout=asyncio.subprocess.PIPE)
-        self._guardian.watch(self.engine.pid)
-        assert self.engine.stdout is not None
-        await self.engine.stdout.readline()
+        command = [str(self._port), str(self._journal.path), f"e{self.number}", str(self._seed)]
+        self.engine = self._process("tests.chaos.engine", *command)
 
-    async def _start_worker(self) -> None:
-        options = [self.url, str(self._path), f"w{self.number}", self.engine_url]
-        self.worker = worker = await _python("tests.chaos.worker", *options, stderr=asyncio.subprocess.PIPE)
-        self._guardian.watch(worker.pid)
-        assert worker.stderr is not None
-        while line := await worker.stderr.readline():
-            if line.startswith(b"ready "):
-                self.up = True
-                self._journal.say("worker up", place=self.number, pid=worker.pid, worker=line.split()[1].decode())
-                self._drain = asyncio.create_task(_copy(worker.stderr, self._errors))
-                return
-            self._errors.write(line)
-        await worker.wait()  # Redis or its engine was away when it started
+    def _process(self, module: str, *arguments: str) -> Process:
+        self._started += 1
+        name = f"{module.rpartition('.')[2]}-{self.number}-{self._started}.log"
+        return Process(module, list(arguments), self._journal.path.parent / name, self._guardian)
+
+    def _note_up(self, worker: Process) -> None:
+        if line := worker.said("ready "):
+            self.up = True
+            self._journal.say("worker up", place=self.number, pid=worker.pid, worker=line.split()[1])
 
     def _note_exit(self, worker: Process) -> None:
         expected = worker.pid in self._told_to_end or not self.up
         self._journal.say(
             "worker down", place=self.number, pid=worker.pid, status=worker.returncode, expected=expected
         )
-        self._guardian.forget(worker.pid)
         self.worker, self.up = None, False
 
 
@@ -160,12 +151,15 @@ class Cast:
     #: Live settings of a run, which come back with a flush.
     SETTINGS: Mapping[str, str] = {"lease": str(round(LEASE_S * 1000)), "deadline": "2000"}
 
-    def __init__(self, server: Store, places: list[Place], ways: list[TcpProxy], journal: Journal) -> None:
+    def __init__(
+        self, server: Store, places: list[Place], ways: list[TcpProxy], journal: Journal, guardian: Guardian
+    ) -> None:
         self.server = server
         self.places = places
         self.journal = journal
         self.feeders: list[Process] = []
         self.collectors: list[Process] = []
+        self.guardian = guardian
         self._ways = ways
         self._redis_in_use = asyncio.Lock()
 
@@ -207,8 +201,6 @@ class Cast:
 
     async def suffer(self, planned: Planned) -> None:
         """Let one fault of the plan happen."""
-        from tests.chaos.faults import FAULTS
-
         fault = FAULTS[planned.fault]
         about = {"fault": fault.name, "place": planned.place, "hits": fault.hits, "detail": planned.detail}
         self.journal.say("fault", planned=planned.at, **about)
@@ -225,10 +217,6 @@ class Cast:
             while not all(place.up for place in self.places):
                 await asyncio.sleep(PAUSE_S)
 
-    def events(self) -> list[Any]:
-        """Return what is in the journal."""
-        return read(self.journal.path)
-
 
 @contextlib.asynccontextmanager
 async def cast(
@@ -239,14 +227,16 @@ async def cast(
     journal = Journal(folder / "journal", "driver")
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(guardian.close)
+        stack.callback(journal.close)
+        stack.callback(watch_for_stalls(journal).set)
         server = TOPOLOGIES[topology](kind, folder / "server", guardian)
         stack.callback(server.close)
         ways = []
         if server.port is not None:
             ways = [await stack.enter_async_context(tcp_proxy(server.port)) for _ in range(places + 1)]
         urls = [way.url for way in ways[:places]] or [server.url] * places
-        there = [Place(number, url, journal.path, seed, guardian) for number, url in enumerate(urls)]
-        company = Cast(server, there, ways, journal)
+        there = [Place(number, url, journal, seed, guardian) for number, url in enumerate(urls)]
+        company = Cast(server, there, ways, journal, guardian)
         await company.configure(company.SETTINGS)
         for place in there:
             keeping = asyncio.create_task(place.keep())
@@ -256,18 +246,6 @@ async def cast(
         yield company
 
 
-async def _python(module: str, *arguments: str, **streams: Any) -> Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *arguments, cwd=ROOT, env=os.environ, **streams
-    )
-
-
-async def _copy(reader: asyncio.StreamReader, file: Any) -> None:
-    while data := await reader.read(65536):
-        file.write(data)
-        file.flush()
-
-
 async def _end(task: asyncio.Task[None]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -275,14 +253,10 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 def _configure(client: redis.Redis, changes: Mapping[str, str]) -> None:
-    from llmq.scheduler import scripts
-
     scripts.run_sync(client, scripts.configure(KEYS, dict(changes)))
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

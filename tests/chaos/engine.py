@@ -44,6 +44,8 @@ class Recording:
     rng: random.Random
     mood: str = ""
     share: float = 0.0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the mood changes; each mood has its own."""
     runs: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def application(self) -> web.Application:
@@ -68,6 +70,8 @@ class Recording:
     async def _change_mood(self, request: web.Request) -> web.Response:
         asked = orjson.loads(await request.read())
         self.mood, self.share = asked["mood"], asked["share"]
+        self.changed.set()
+        self.changed = asyncio.Event()
         return _json({})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
@@ -96,7 +100,8 @@ class Recording:
         if mood == "fail":
             return _json({"error": {"message": "internal error"}}, status=500)
         if mood == "hang":
-            await asyncio.sleep(3600)
+            await self.changed.wait()
+            return _json({"error": {"message": "hung for a while"}}, status=500)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         tokens = int(body.get("max_tokens", 4))

@@ -267,7 +267,7 @@ class Settings(Dice):
     """An operator changes a live setting, and changes it back when the fault is over."""
 
     CHOICES = (
-        ("rate", "15", "5"), ("rate", "3", "1"), ("rate", "40", "20"), ("cap_batch", "60"), ("cap_interactive", "3"),
+        ("rate", "15", "5"), ("rate", "3", "1"), ("rate", "0.2", "1"), ("cap_batch", "60"), ("cap_interactive", "3"),
         ("deadline", "1000"), ("deadline", "4000"), ("weight.t1", "3"), ("queue_ttl", "2000"), ("paused_b", "1"),
         ("paused_i", "1"), ("preempt", "0"), ("attempts_batch", "2"),
     )  # fmt: skip
@@ -307,7 +307,7 @@ FAULTS: dict[str, Fault] = {
         HalfOpen("half-open", 2, "way", 0.3, 5.0),
         KillProducer("kill-producer", 1, "producers"),
         KillCollector("kill-collector", 1, "collectors"),
-        Settings("settings", 3, "settings", 1.0, 4.0),
+        Settings("settings", 3, "settings", 1.0, 7.0),
     )
 }
 

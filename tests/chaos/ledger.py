@@ -32,6 +32,7 @@ class Claim:
     at: float
     verdict: str = ""
     why: str = "bucket"
+    """bucket, deadline, or protected: not to be preempted, because it was three times; started by either."""
     first: bool = False
     touched_at: float = 0.0
     """When it was claimed or last renewed."""
@@ -142,6 +143,7 @@ class Replay:
         self._lanes: dict[str, str] = {}
         self._live: dict[str, dict[str, Entry]] = defaultdict(dict)
         self._jobs: dict[str, Entry] = {}
+        self._lines: dict[str, Entry] = {}
         self._touched: dict[Entry, list[str]] = {}
         self._claimed: list[Claim] = []
         self._settings_changed()
@@ -217,6 +219,8 @@ class Replay:
             if entry.key in self._jobs:
                 self.ledger.doubles.append((self._at, entry.key))
             self._jobs[entry.key] = entry
+        else:
+            self._lines[entry.name] = entry
         self._live[lane][entry.id] = entry
         self.ledger.entries.append(entry)
         added[entry.cls] += 1
@@ -264,15 +268,15 @@ class Replay:
     def _note_start(self, score: float, member: str) -> None:
         lane, _, word = member.rpartition("|")
         entry = self._live[lane].get(word)
-        if entry and entry.pending in self._claimed and score > 0 and entry.preemptions < 3:
-            entry.pending.why = "deadline"
+        if entry and entry.pending in self._claimed and score > 0:
+            entry.pending.why = "deadline" if entry.preemptions < 3 else "protected"
 
     def _note_job(self, job: str, fields: dict[str, str]) -> None:
         if "state" in fields and (entry := self._jobs.get(job)):
             self._note_result(entry, fields["state"], fields.get("code", ""), fields.get("body", ""))
 
     def _note_line(self, batch: str, fields: dict[str, str]) -> None:
-        if entry := self._live[f"batch:{batch}"].get(f"{fields['n']}-0"):
+        if entry := self._lines.get(f"{batch}.{fields['n']}"):
             self._note_result(entry, fields["s"], fields.get("e", ""), fields.get("b", ""))
 
     def _note_result(self, entry: Entry, state: str, code: str, body: str) -> None:
@@ -366,6 +370,7 @@ class Replay:
                     self._end(entry.pending, "flushed")
         self._live.clear()
         self._jobs.clear()
+        self._lines.clear()
         self._lanes.clear()
         self._config.clear()
         self._settings_changed()
@@ -390,10 +395,10 @@ class Replay:
 
     def _look_around(self) -> None:
         batch = [claim for claim in self._claimed if claim.entry.cls == "b" and not claim.verdict]
-        if any(claim.why != "deadline" for claim in batch) and not self._config.get("paused_i"):
+        if any(claim.why == "bucket" for claim in batch) and not self._config.get("paused_i"):
             waited = tuple(entry.name for entry in self._claimable("i") if not entry.crashes)
             for claim in batch:
-                claim.chat_waited = waited if claim.why != "deadline" else ()
+                claim.chat_waited = waited if claim.why == "bucket" else ()
         value = float(not self._config.get("paused_b") and any(not e.crashes for e in self._claimable("b")))
         if not self.ledger.batch_waits or self.ledger.batch_waits[-1].value != value:
             self.ledger.batch_waits.append(Moment(self._at, value))

@@ -25,7 +25,7 @@ def bucket_excess(ledger: Ledger) -> Iterator[tuple[float, str]]:
     ends = [at for at, *_ in ledger.rates[1:]] + [NEVER]
     for (begins, rate, burst, by_tokens), over in zip(ledger.rates, ends, strict=True):
         if rate < NEVER:
-            paid = [claim for claim in _starts(ledger, begins, over) if claim.why != "deadline"]
+            paid = [claim for claim in _starts(ledger, begins, over) if claim.why == "bucket"]
             yield from _excess(paid, rate, burst, by_tokens=by_tokens)
     shortest = min((moment.value for moment in ledger.deadlines), default=30.0)
     by_deadline = [claim for claim in _starts(ledger, 0.0, NEVER) if claim.why == "deadline"]
@@ -41,7 +41,14 @@ def deadline_gaps(ledger: Ledger) -> Iterator[tuple[float, float, float]]:
         if now.value:
             edges = [now.at, *(at for at in starts if now.at < at < then.at), then.at]
             for begins, ends in pairwise(edges):
-                yield begins, ends, max(m.value for m in ledger.deadlines if m.at <= ends)
+                yield begins, ends, _longest_deadline(ledger, begins, ends)
+
+
+def _longest_deadline(ledger: Ledger, begins: float, ends: float) -> float:
+    """Return the longest deadline that was in force at any moment between two."""
+    over = [moment.at for moment in ledger.deadlines[1:]] + [NEVER]
+    held = zip(ledger.deadlines, over, strict=True)
+    return max(moment.value for moment, then in held if moment.at <= ends and then > begins)
 
 
 def _starts(ledger: Ledger, begins: float, ends: float) -> list[Claim]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from llmq.scheduler.prompts import open_prompts
 from llmq.scheduler.queue import Queue
 from tests.chaos.cast import Cast
 from tests.chaos.journal import Journal
-from tests.system import feeding_and_collecting
+from tests.chaos.processes import Process
 
 #: Chat requests, and batches, a second.
 CHATS_PER_S = 6.0
@@ -49,6 +48,7 @@ class Producers:
         self.waiting: set[asyncio.Task[None]] = set()
         self._folder = folder
         self._seed = seed
+        self._started = 0
         self._client = AsyncClient(cast.url)
         self._redis = connect(cast.url)
         self._batches = Batches(Queue(self._redis))
@@ -75,6 +75,7 @@ class Producers:
             async with asyncio.timeout(10):
                 await self._client.aclose()
         await self._redis.aclose()
+        self.journal.close()
 
     def _go(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -191,35 +192,34 @@ class Producers:
 
     async def _feed_in_a_process(self, name: str, path: Path) -> str:
         while True:
-            process = await self._process("feed", name, path)
+            process = self._process("feed", name, path)
             self.cast.feeders.append(process)
-            _, errors = await process.communicate()
-            if process.returncode == 0:
+            status = await process.wait()
+            errors = process.log.read_text(errors="replace")
+            if status == 0:
                 return "ok"
-            if process.returncode != -9 and b"RedisUnavailable" not in errors and b"redis." not in errors:
-                return errors.decode(errors="replace").strip().rpartition("\n")[2][:100]
+            if status != -9 and "RedisUnavailable" not in errors and "redis." not in errors:
+                return errors.strip().rpartition("\n")[2][:100]
             await asyncio.sleep(AGAIN_S)
 
     async def _collect(self, name: str) -> None:
         out = self._folder / f"{name}.out"
         while True:
-            process = await self._process("collect", name, out)
+            process = self._process("collect", name, out)
             self.cast.collectors.append(process)
-            _, errors = await process.communicate()
-            if process.returncode == 0:
+            if await process.wait() == 0:
                 lines = out.read_bytes().splitlines()
                 self.journal.say("collected", name=name, ids=[orjson.loads(line)["custom_id"] for line in lines])
                 return
-            if b"NotFoundError" in errors:
+            if process.said("llmq.scheduler.errors.NotFoundError"):
                 return  # deleted or flushed
             await asyncio.sleep(AGAIN_S)
 
-    async def _process(self, action: str, name: str, path: Path) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, feeding_and_collecting.__file__, action, self.cast.url, name, str(path)),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-        )
+    def _process(self, action: str, name: str, path: Path) -> Process:
+        self._started += 1
+        arguments = [action, self.cast.url, name, str(path)]
+        log = self._folder / f"{action}-{name}-{self._started}.log"
+        return Process("tests.system.feeding_and_collecting", arguments, log, self.cast.guardian)
 
     async def _see_batch_end(self, name: str, *, delete: bool) -> None:
         try:

@@ -21,7 +21,6 @@ from tests.chaos.journal import read
 from tests.chaos.ledger import Ledger, Replay
 from tests.chaos.plan import Planned, plan
 from tests.chaos.producers import Producers
-from tests.chaos.stalls import watch_for_stalls
 from tests.chaos.worker import LEAST_CONTACT_S
 from tests.conftest import PERMANENT_KEYS
 from tests.redis.serving import KEYS, until
@@ -58,7 +57,6 @@ async def run(folder: Path, given: Terms) -> Evidence:
     """Do one run, and return what is known of it."""
     stage = company.cast(folder, given.seed, places=PLACES, topology=given.topology, kind=given.server)
     async with stage as cast:
-        watch_for_stalls(cast.journal)
         cast.journal.say("run begins", seed=given.seed, seconds=given.seconds)
         producers = Producers(cast, folder, given.seed)
         try:

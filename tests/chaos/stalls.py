@@ -21,15 +21,16 @@ TOLERATED_S = 0.15
 _monotonic = time.monotonic
 
 
-def watch_for_stalls(journal: Journal) -> None:
-    """Write the stalls of this process into the journal until it ends."""
-    threading.Thread(target=_watch, args=(journal,), name="chaos-stalls", daemon=True).start()
+def watch_for_stalls(journal: Journal) -> threading.Event:
+    """Write the stalls of this process into the journal until it ends, or until the event is set."""
+    over = threading.Event()
+    threading.Thread(target=_watch, args=(journal, over), name="chaos-stalls", daemon=True).start()
+    return over
 
 
-def _watch(journal: Journal) -> None:
+def _watch(journal: Journal, over: threading.Event) -> None:
     before = _monotonic()
-    while True:
-        time.sleep(TICK_S)
+    while not over.wait(TICK_S):
         now = _monotonic()
         late = now - before - TICK_S
         before = now
