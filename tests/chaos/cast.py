@@ -39,9 +39,14 @@ LEAVE_S = 30.0
 PAUSE_S = 0.05
 
 class Place:
-    """Where one worker lives: its engine, and its way to Redis. `seed` is the engine's."""
+    """Where one worker lives: its engine, and its way to Redis.
 
-    def __init__(self, number: int, url: str, journal: Journal, seed: int, guardian: Guardian) -> None:
+    `seed` is the engine's. With `simulated`, the URL of a simulated engine, there is none, and runs are not recorded.
+    """
+
+    def __init__(
+        self, number: int, url: str, journal: Journal, seed: int, guardian: Guardian, simulated: str = ""
+    ) -> None:
         self.number = number
         self.url = url
         self.worker: Process | None = None
@@ -51,6 +56,7 @@ class Place:
         self._guardian = guardian
         self._journal = journal
         self._started = 0
+        self._simulated = simulated
         self._port = 0
         self._told_to_end: set[int] = set()
         self._hold_worker = 0
@@ -59,16 +65,17 @@ class Place:
     @property
     def engine_url(self) -> str:
         """Where its engine listens."""
-        return f"http://127.0.0.1:{self._port}"
+        return self._simulated or f"http://127.0.0.1:{self._port}"
 
     async def keep(self) -> None:
         """Start engine and worker again whenever they have ended, until cancelled."""
         while True:
-            if not self._hold_engine and (self.engine is None or self.engine.returncode is not None):
+            if not self._simulated and not self._hold_engine and _gone(self.engine):
                 self._start_engine()
             if self.worker is not None and self.worker.returncode is not None:
                 self._note_exit(self.worker)
-            if not self._hold_worker and self.worker is None and self.engine and self.engine.said("ready"):
+            engine_up = self._simulated or self.engine and self.engine.said("ready")
+            if engine_up and not self._hold_worker and self.worker is None:
                 options = [self.url, str(self._journal.path), f"w{self.number}", self.engine_url]
                 self.worker = self._process("tests.chaos.worker", *options)
             if self.worker is not None and not self.up:
@@ -160,6 +167,7 @@ class Cast:
         self.feeders: list[Process] = []
         self.collectors: list[Process] = []
         self.guardian = guardian
+        self.suffered = 0
         self._ways = ways
         self._redis_in_use = asyncio.Lock()
 
@@ -209,6 +217,7 @@ class Cast:
             async with self._redis_in_use if fault.hits == "redis" else contextlib.nullcontext():
                 await fault.act(self, planned)
         finally:
+            self.suffered += 1
             self.journal.say("fault over", planned=planned.at, **about)
 
     async def all_up(self) -> None:
@@ -220,9 +229,9 @@ class Cast:
 
 @contextlib.asynccontextmanager
 async def cast(
-    folder: Path, seed: int, *, places: int = 3, topology: str = "single", kind: str = "valkey"
+    folder: Path, seed: int, *, places: int = 3, topology: str = "single", kind: str = "valkey", simulated: str = ""
 ) -> AsyncIterator[Cast]:
-    """Bring everybody on; they all leave with the block."""
+    """Bring everybody on; they all leave with the block. `simulated` is the engines' URL, where they are simulated."""
     guardian = Guardian()
     journal = Journal(folder / "journal", "driver")
     async with contextlib.AsyncExitStack() as stack:
@@ -235,7 +244,7 @@ async def cast(
         if server.port is not None:
             ways = [await stack.enter_async_context(tcp_proxy(server.port)) for _ in range(places + 1)]
         urls = [way.url for way in ways[:places]] or [server.url] * places
-        there = [Place(number, url, journal, seed, guardian) for number, url in enumerate(urls)]
+        there = [Place(number, url, journal, seed, guardian, simulated) for number, url in enumerate(urls)]
         company = Cast(server, there, ways, journal, guardian)
         await company.configure(company.SETTINGS)
         for place in there:
@@ -244,6 +253,10 @@ async def cast(
             stack.push_async_callback(_end, keeping)
         await company.all_up()
         yield company
+
+
+def _gone(process: Process | None) -> bool:
+    return process is None or process.returncode is not None
 
 
 async def _end(task: asyncio.Task[None]) -> None:

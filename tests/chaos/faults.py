@@ -149,7 +149,8 @@ class KillRedis(Dice):
         """Do it."""
         cast.server.kill()
         await asyncio.sleep(planned.lasts)
-        cast.journal.say("redis back")  # before it serves: the earliest moment of the contact that begins now
+        # Said before it serves: the earliest moment of the contact that begins now.
+        cast.journal.say("redis back", killed=True, away=planned.lasts)
         await asyncio.to_thread(cast.server.start)
 
 
@@ -162,7 +163,7 @@ class FreezeRedis(Dice):
         try:
             await asyncio.sleep(planned.lasts)
         finally:
-            cast.journal.say("redis back")
+            cast.journal.say("redis back", killed=False, away=planned.lasts)
             cast.server.thaw()
 
 

@@ -28,7 +28,9 @@ def bucket_excess(ledger: Ledger) -> Iterator[tuple[float, str]]:
             paid = [claim for claim in _starts(ledger, begins, over) if claim.why == "bucket"]
             yield from _excess(paid, rate, burst, by_tokens=by_tokens)
     shortest = min((moment.value for moment in ledger.deadlines), default=30.0)
-    by_deadline = [claim for claim in _starts(ledger, 0.0, NEVER) if claim.why == "deadline"]
+    # One that was not left to finish is followed by another at once: batch has still not started (G10).
+    starts = [claim for claim in _starts(ledger, 0.0, NEVER) if claim.how in LEFT_TO_FINISH]
+    by_deadline = [claim for claim in starts if claim.why == "deadline"]
     for at, excess in _most_excess([(claim.at, 1.0) for claim in by_deadline], 1 / shortest, 1.0):
         yield at, f"{excess:.2f} starts by the deadline more than t / {shortest:g} + 1"
 

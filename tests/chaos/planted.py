@@ -82,7 +82,7 @@ CHECKS: dict[str, Check] = {
     "group re-creation": Test("tests/redis/test_claim.py"),
     "sweeper": Chaos("kill"),
     "contact": Chaos("kill-redis,freeze-redis"),
-    "bucket": Chaos("settings", seed=5),
+    "bucket": Chaos("settings", seed=4),
     "chat first": Chaos("cut"),
     "deadline": Chaos("settings", seed=13),
     "back first": Chaos("drain"),

@@ -24,6 +24,8 @@ MOST_LINES = 150
 def story(evidence: Evidence, violation: Violation) -> str:
     """Tell all that is known of what a violation is about."""
     subject = violation.subject
+    names = {job: name for name, job in evidence.job_of.items()}
+    subject = names.get(subject, subject)
     entries = evidence.entries.get(subject, [])
     job = evidence.job_of.get(subject, subject)
     told = [*(moment for entry in entries for moment in _of_entry(entry))]

@@ -157,7 +157,7 @@ def a_lease_is_cut_short(bad: bool) -> Evidence:
 def time_without_redis_is_held_against_a_lease(bad: bool) -> Evidence:
     """A job is reclaimed sooner than one lease after Redis was back."""
     made = one_job()
-    made.at(5.0).say("driver", "redis back")
+    made.at(5.0).say("driver", "redis back", killed=True, away=1.0)
     made.at(6.0 if bad else 6.6).reclaim("j")
     made.claim("j", W1, 2)
     made.at(7.0).finish("j")
