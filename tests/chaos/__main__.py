@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.chaos import guards
-from tests.chaos.audit import audit
+from tests.chaos.audit import audit, judged_kills
 from tests.chaos.evidence import Evidence
 from tests.chaos.faults import FAULTS
 from tests.chaos.run import PEACE_S, run, terms
@@ -41,7 +41,9 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the journal and the history, and say where")
     given = parser.parse_args()
     guards.turn_off(os.environ.get("CHAOS_GUARD_OFF", ""))
-    chosen = terms(given.seed, given.seconds, given.faults, topology=given.topology, server=given.server, peace_s=given.peace)
+    chosen = terms(
+        given.seed, given.seconds, given.faults, topology=given.topology, server=given.server, peace_s=given.peace
+    )
     for planned in chosen.timetable():
         print(planned)
     if given.plan:
@@ -68,13 +70,15 @@ def _seen(evidence: Evidence) -> list[str]:
     ledger = evidence.ledger
     kinds = Counter(event.kind for event in evidence.events)
     faults = Counter(event["fault"] for event in evidence.events if event.kind == "fault")
+    kills, judged = judged_kills(evidence)
+    stalled = sum(event["seconds"] for event in evidence.events if event.kind == "stalled")
     states = Counter(result.state for entry in ledger.entries for result in entry.results)
     return [
         f"faults {dict(faults)}",
         f"jobs and lines {len(ledger.entries)}, as {dict(states)}; claims {len(ledger.claims)}, which were "
         f"{dict(Counter(claim.verdict or claim.how for claim in ledger.claims))}",
         f"asked {kinds['asked']}, acknowledged {kinds['acked']}, told {kinds['told']}; runs in engines {kinds['run']}",
-        f"stalls {sum(e['seconds'] for e in evidence.events if e.kind == 'stalled'):.1f} s in {kinds['stalled']}",
+        f"workers killed {kills}, {judged} of them in fair weather; stalls {stalled:.1f} s in {kinds['stalled']}",
     ]
 
 

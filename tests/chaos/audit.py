@@ -1,8 +1,8 @@
 """The audit: from what was recorded to the laws that were broken, one pure function a law.
 
-Where a law speaks of time, what it allows is the law's own bound, a second for the machine (`MARGIN_S`), and the time
-in which some process of the run stood still (`stalls.py`); and it is asked only where nothing else stood in the way
-(`weather.py`). Where a law speaks of order, the server's history is exact and there is no margin.
+Where a law speaks of time, what it allows is the law's own bound and a second for the machine (`MARGIN_S`); and it is
+asked only of times in which nothing stood in the way, neither a fault nor this machine itself (`weather.py`). Where a
+law speaks of order, the server's history is exact and there is no margin.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def g3(evidence: Evidence) -> Iterator[Violation]:
 
 
 def g4(evidence: Evidence) -> Iterator[Violation]:
-    """A job is never given to another worker while its own renews the lease; time without Redis is not held against it."""
+    """A job is never given to another worker while its own renews the lease; time without Redis does not count."""
     # A server that hangs for less than half a lease breaks no contact: its workers renew in time all the same.
     backs = of_kind(evidence.events, "redis back")
     returns = [event.at for event in backs if event["killed"] or event["away"] > evidence.lease_s / 2]
@@ -109,7 +109,6 @@ def g5(evidence: Evidence) -> Iterator[Violation]:
     within = evidence.lease_s * 1.25 + MARGIN_S
     for life, killed in _ended_by(evidence, "SIGKILL"):
         latest = killed + within
-        latest += evidence.weather.stalled(killed, latest)
         if not evidence.weather.fair_somewhere(killed - evidence.lease_s, latest):
             continue
         for claim in evidence.ledger.claims:
@@ -133,7 +132,7 @@ def g6(evidence: Evidence) -> Iterator[Violation]:
 
 
 def g7(evidence: Evidence) -> Iterator[Violation]:
-    """A job in flight at 3 deaths goes to the dead letters, and no other for it; a worker runs one suspect at a time."""
+    """A job in flight at 3 deaths is a dead letter, and no other is for it; a worker runs one suspect at a time."""
     for claim in evidence.ledger.claims:
         if claim.other_suspects:
             text = f"{claim.consumer} runs it, a suspect, beside {', '.join(claim.other_suspects)}"
@@ -165,7 +164,7 @@ def g9(evidence: Evidence) -> Iterator[Violation]:
 def g10(evidence: Evidence) -> Iterator[Violation]:
     """While batch waits, at most the deadline passes between two starts that are left to finish."""
     for begins, ends, deadline in deadline_gaps(evidence.ledger):
-        latest = begins + deadline + 1.1 + MARGIN_S + evidence.weather.stalled(begins, ends)
+        latest = begins + deadline + 1.1 + MARGIN_S
         if ends > latest and evidence.weather.fair_somewhere(begins, ends):
             yield Violation("G10", "batch", ends, f"waited {ends - begins:.2f} s for a start, deadline {deadline:g} s")
 
@@ -186,11 +185,10 @@ def g12(evidence: Evidence) -> Iterator[Violation]:
     for life in evidence.weather.lives:
         for begins in (at for at in added if life.begins <= at):
             ends = begins + RESUME_S
-            ends += evidence.weather.stalled(begins, ends)
             if any(begins <= at <= ends for at in claims):
                 continue
             if evidence.weather.fair(life.place, begins, ends) and life.ends >= ends:
-                yield Violation("G12", life.worker, begins, f"nothing was claimed for {ends - begins:.1f} s")
+                yield Violation("G12", life.worker, begins, f"nothing was claimed for {RESUME_S:g} s")
                 break
 
 
@@ -225,7 +223,6 @@ def g14(evidence: Evidence) -> Iterator[Violation]:
             if begun["name"] != name and not begun["name"].startswith(f"{name}."):
                 continue
             latest = event.at + 1 + MARGIN_S
-            latest += evidence.weather.stalled(event.at, latest)
             late = begun.at < event.at and ran.get(run, latest + 1) > latest
             calm = evidence.weather.fair(int(begun.who[1:]), event.at - 1, latest)
             if event.get("verdict", "signalled") == "signalled" and late and calm:
@@ -281,6 +278,13 @@ LAWS: dict[str, Callable[[Evidence], Iterator[Violation]]] = {
 }
 
 
+def judged_kills(evidence: Evidence) -> tuple[int, int]:
+    """Return how many workers were killed, and after how many of these it could be said how soon (G5)."""
+    kills = [killed for _, killed in _ended_by(evidence, "SIGKILL")]
+    within = evidence.lease_s * 1.25 + MARGIN_S
+    return len(kills), sum(evidence.weather.fair_somewhere(at - evidence.lease_s, at + within) for at in kills)
+
+
 def audit(evidence: Evidence) -> list[Violation]:
     """Return every law that was broken, in the order of time."""
     found = [violation for law in LAWS.values() for violation in law(evidence)]
@@ -305,8 +309,7 @@ def _lived_well(evidence: Evidence, claim: Claim) -> bool:
     life = next((life for life in evidence.weather.lives if life.worker == claim.consumer), None)
     if place is None or life is None or life.ends < claim.over_at or life.begins > claim.at:
         return False
-    stood_still = evidence.weather.stalled(claim.touched_at, claim.over_at) > evidence.lease_s / 4
-    return not stood_still and evidence.weather.fair(place, claim.at - evidence.lease_s, claim.over_at, awake=False)
+    return evidence.weather.fair(place, claim.touched_at - evidence.lease_s, claim.over_at, awake=False)
 
 
 def _disturbed_drain(evidence: Evidence, place: int, told: float, down: float) -> bool:
@@ -323,4 +326,3 @@ def _began_doomed(evidence: Evidence, verdict: str, law: str) -> Iterator[Violat
         fence = (pid_of(claim.consumer), claim.entry.lane, claim.entry.id, claim.number)
         if claim.verdict == verdict and fence in evidence.began:
             yield Violation(law, claim.entry.name, claim.at, f"was {verdict}, and {claim.consumer} began with it")
-

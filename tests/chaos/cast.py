@@ -25,7 +25,7 @@ from tests.chaos.plan import Planned
 from tests.chaos.processes import Process
 from tests.chaos.stalls import watch_for_stalls
 from tests.chaos.store import TOPOLOGIES, Store
-from tests.redis.serving import KEYS
+from tests.redis.serving import KEYS, until
 from tests.servers import Guardian
 from tests.system.tcp_proxy import TcpProxy, tcp_proxy
 
@@ -37,6 +37,7 @@ LEAVE_S = 30.0
 
 #: How often it is looked whether somebody has ended and must be followed.
 PAUSE_S = 0.05
+
 
 class Place:
     """Where one worker lives: its engine, and its way to Redis.
@@ -74,7 +75,7 @@ class Place:
                 self._start_engine()
             if self.worker is not None and self.worker.returncode is not None:
                 self._note_exit(self.worker)
-            engine_up = self._simulated or self.engine and self.engine.said("ready")
+            engine_up = self._simulated or (self.engine and self.engine.said("ready"))
             if engine_up and not self._hold_worker and self.worker is None:
                 options = [self.url, str(self._journal.path), f"w{self.number}", self.engine_url]
                 self.worker = self._process("tests.chaos.worker", *options)
@@ -146,9 +147,7 @@ class Place:
 
     def _note_exit(self, worker: Process) -> None:
         expected = worker.pid in self._told_to_end or not self.up
-        self._journal.say(
-            "worker down", place=self.number, pid=worker.pid, status=worker.returncode, expected=expected
-        )
+        self._journal.say("worker down", place=self.number, pid=worker.pid, status=worker.returncode, expected=expected)
         self.worker, self.up = None, False
 
 
@@ -191,7 +190,7 @@ class Cast:
         def flush(client: redis.Redis) -> None:
             together = client.pipeline(transaction=True)
             together.flushall()
-            together.hset(KEYS.config, mapping=dict(self.SETTINGS))
+            together.hset(KEYS.config, items=[word for pair in self.SETTINGS.items() for word in pair])
             together.execute()
 
         self.operate(flush)
@@ -222,9 +221,7 @@ class Cast:
 
     async def all_up(self) -> None:
         """Wait until every place has a worker that serves."""
-        async with asyncio.timeout(START_TIMEOUT_S):
-            while not all(place.up for place in self.places):
-                await asyncio.sleep(PAUSE_S)
+        await until(lambda: all(place.up for place in self.places), within=START_TIMEOUT_S)
 
 
 @contextlib.asynccontextmanager

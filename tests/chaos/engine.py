@@ -4,9 +4,9 @@
 
 It writes the beginning and the end of each request into the journal, with the name of the job (the first word of its
 prompt) and of the run; that name is the answer's text as well, so that an accepted answer tells which run it is from.
-`POST /mood` changes how it behaves: `refuse` (429), `fail` (500), `garbage`, `break` (a stream that ends in its middle),
-`die` (an error chunk, as vLLM reports its death) and `hang`, each for a share of the requests. A prompt with the word
-`poison` ends the process, as a request does that a real engine cannot bear.
+`POST /mood` changes how it behaves: `refuse` (429), `fail` (500), `garbage`, `break` (a stream that ends in its
+middle), `die` (an error chunk, as vLLM reports its death) and `hang`, each for a share of the requests. A prompt with
+the word `poison` ends the process, as a request does that a real engine cannot bear.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOODS = ("refuse", "fail", "garbage", "break", "die", "hang")
 POISON = "poison"
 
 #: Seconds between two tokens of an answer.
-TOKEN_S = 0.02
+TOKEN_S = 0.05
 
 #: What a refusal asks for, in seconds: short, so that the run sees many of them.
 RETRY_AFTER = "0.3"

@@ -15,25 +15,17 @@ from typing import TYPE_CHECKING, Protocol
 from redis import Redis, ResponseError
 
 from tests.chaos.engine import MOODS
-from tests.chaos.plan import Planned
+from tests.chaos.plan import Kind, Planned
 
 if TYPE_CHECKING:
     from tests.chaos.cast import Cast
 
 #: The lease of a chaos run, in seconds: long enough for a busy machine to renew it, short enough to run out often.
-LEASE_S = 1.5
+LEASE_S = 2.0
 
 
-class Fault(Protocol):
-    """One kind of fault."""
-
-    name: str
-    weight: float
-    hits: str
-
-    def draw(self, rng: random.Random) -> tuple[float, str]:
-        """Return how long it lasts, and what exactly it does."""
-        ...
+class Fault(Kind, Protocol):
+    """One kind of fault: what the plan must know of it, and the deed."""
 
     async def act(self, cast: Cast, planned: Planned) -> None:
         """Do it, and return when it is over."""

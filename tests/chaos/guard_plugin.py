@@ -1,4 +1,4 @@
-"""A plugin of pytest that turns off the guard that `CHAOS_GUARD_OFF` names, for `planted.py`; never loaded otherwise."""
+"""A plugin of pytest that turns off the guard that `CHAOS_GUARD_OFF` names; only `planted.py` asks for it."""
 
 from __future__ import annotations
 

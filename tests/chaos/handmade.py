@@ -14,7 +14,7 @@ from typing import Any
 from tests.chaos.evidence import Evidence
 from tests.chaos.history import Command, Step
 from tests.chaos.journal import Event
-from tests.chaos.ledger import PREFIX, Replay
+from tests.chaos.replay import PREFIX, Replay
 
 #: When all handmade runs begin: Redis' times are those of a clock.
 BEGIN_S = 1_700_000_000.0
@@ -87,7 +87,9 @@ class Handmade:
         if not number:
             self.say("clients", "acked", name=name, job=name, cls="interactive" if cls == "i" else "batch")
 
-    def claim(self, name: str, worker: str = W0, number: int = 1, *, deadline: bool = False, begin: bool = True) -> None:
+    def claim(
+        self, name: str, worker: str = W0, number: int = 1, *, deadline: bool = False, begin: bool = True
+    ) -> None:
         """Let a worker claim it, and a slot begin with it."""
         self.step(*self._claiming(name, worker, number, deadline=deadline))
         if begin:

@@ -22,14 +22,15 @@ LEFT_TO_FINISH = ("ended", "retried", "crashed", "open")
 
 def bucket_excess(ledger: Ledger) -> Iterator[tuple[float, str]]:
     """Find times over which more was started than rate * t + burst, and more by the deadline than t / deadline + 1."""
-    ends = [at for at, *_ in ledger.rates[1:]] + [NEVER]
+    ends = [step for step, *_ in ledger.rates[1:]] + [NEVER]
     for (begins, rate, burst, by_tokens), over in zip(ledger.rates, ends, strict=True):
         if rate < NEVER:
-            paid = [claim for claim in _starts(ledger, begins, over) if claim.why == "bucket"]
+            starts = _starts(ledger)
+            paid = [claim for claim in starts if claim.why == "bucket" and begins <= claim.step < over]
             yield from _excess(paid, rate, burst, by_tokens=by_tokens)
     shortest = min((moment.value for moment in ledger.deadlines), default=30.0)
     # One that was not left to finish is followed by another at once: batch has still not started (G10).
-    starts = [claim for claim in _starts(ledger, 0.0, NEVER) if claim.how in LEFT_TO_FINISH]
+    starts = [claim for claim in _starts(ledger) if claim.how in LEFT_TO_FINISH]
     by_deadline = [claim for claim in starts if claim.why == "deadline"]
     for at, excess in _most_excess([(claim.at, 1.0) for claim in by_deadline], 1 / shortest, 1.0):
         yield at, f"{excess:.2f} starts by the deadline more than t / {shortest:g} + 1"
@@ -37,7 +38,7 @@ def bucket_excess(ledger: Ledger) -> Iterator[tuple[float, str]]:
 
 def deadline_gaps(ledger: Ledger) -> Iterator[tuple[float, float, float]]:
     """Iterate over the times in which batch waited without a start that was left to finish: from, to, deadline then."""
-    starts = sorted(claim.at for claim in _starts(ledger, 0.0, NEVER) if claim.how in LEFT_TO_FINISH)
+    starts = sorted(claim.at for claim in _starts(ledger) if claim.how in LEFT_TO_FINISH)
     moments = [*ledger.batch_waits]
     for now, then in pairwise(moments):
         if now.value:
@@ -53,8 +54,8 @@ def _longest_deadline(ledger: Ledger, begins: float, ends: float) -> float:
     return max(moment.value for moment, then in held if moment.at <= ends and then > begins)
 
 
-def _starts(ledger: Ledger, begins: float, ends: float) -> list[Claim]:
-    return [c for c in ledger.claims if c.entry.cls == "b" and not c.verdict and begins <= c.at < ends]
+def _starts(ledger: Ledger) -> list[Claim]:
+    return [claim for claim in ledger.claims if claim.entry.cls == "b" and not claim.verdict]
 
 
 def _excess(paid: list[Claim], rate: float, burst: float, *, by_tokens: bool) -> Iterator[tuple[float, str]]:

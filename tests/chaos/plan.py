@@ -39,10 +39,20 @@ class Planned:
 class Kind(Protocol):
     """What the plan must know of a fault: how often it is drawn, what it keeps busy, and its own dice."""
 
-    name: str
-    weight: float
-    hits: str
-    """`worker`, `way` or `engine` (of a place), or what there is one of: `redis`, `clients`, ..."""
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def weight(self) -> float:
+        """How often it is drawn."""
+        ...
+
+    @property
+    def hits(self) -> str:
+        """`worker`, `way` or `engine` (of a place), or what there is one of: `redis`, `clients`, ..."""
+        ...
 
     def draw(self, rng: random.Random) -> tuple[float, str]:
         """Return how long it lasts, and what exactly it does."""

@@ -78,24 +78,24 @@ CHECKS: dict[str, Check] = {
     "fence": Chaos("freeze"),
     "lease thread": Chaos("cut"),
     "delete on ack": Chaos("cut"),
-    "sweep cursor": Test("tests/redis/test_sweeper.py"),
-    "group re-creation": Test("tests/redis/test_claim.py"),
+    "sweep cursor": Test("tests/redis/test_sweep.py::test_a_large_lane_is_swept_in_steps"),
+    "group re-creation": Test("tests/redis/test_claim.py::TestForeignHands"),
     "sweeper": Chaos("kill"),
     "contact": Chaos("kill-redis,freeze-redis"),
     "bucket": Chaos("settings", seed=4),
     "chat first": Chaos("cut"),
-    "deadline": Chaos("settings", seed=13),
+    "deadline": Test("tests/redis/test_claim.py::TestDeadline"),
     "back first": Chaos("drain"),
     "idempotent submit": Chaos("half-open"),
     "suspects apart": Chaos("kill,kill-engine"),
-    "three deaths": Chaos("kill,kill-engine"),
+    "three deaths": Test("tests/redis/test_sweep.py::TestTheThirdDeath"),
     "hand back at drain": Chaos("drain"),
-    "hand back of lost claims": Test("tests/redis/test_worker.py"),
+    "hand back of lost claims": Test("tests/redis/test_worker.py::TestLostReplies"),
     "begun is never begun again": Chaos("kill"),
-    "cancel": Chaos("cut"),
+    "cancel": Test("tests/redis/test_reap_and_cancel.py"),
     "cap": Chaos("settings", seed=13),
     "lanes go": Chaos("cut"),
-    "counts": Chaos("cut"),
+    "counts": Test("tests/redis/test_finish.py::test_the_last_line_ends_the_batch"),
 }
 
 
@@ -110,7 +110,9 @@ class Row:
 
     def __str__(self) -> str:
         guard = GUARDS[self.guard]
-        found = ", ".join(f"`{name}`" if isinstance(self.check, Test) else name for name in self.red[:3]) or "**nothing**"
+        found = (
+            ", ".join(f"`{name}`" if isinstance(self.check, Test) else name for name in self.red[:3]) or "**nothing**"
+        )
         return f"| {guard.name} | {', '.join(guard.laws)} | {guard.how} | {self.check} | {found} |"
 
 

@@ -31,6 +31,7 @@ class Process:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(MODULES))
         self._process = context.Process(target=_main, args=(module, arguments, str(log)), daemon=True)
+        log.touch()
         self._process.start()
         self._guardian = guardian
         self._watched = True
@@ -63,12 +64,12 @@ class Process:
 
     def said(self, word: str) -> str:
         """Return the first line of its log that begins with a word; empty where there is none yet."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        text = self.log.read_text(errors="replace")
         return next((line for line in text.splitlines() if line.startswith(word)), "")
 
     async def wait(self) -> int:
         """Wait for its end."""
-        while (code := self.returncode) is None:
+        while (code := self.returncode) is None:  # noqa: ASYNC110 - its end is no event of this loop
             await asyncio.sleep(LOOK_S)
         return code
 

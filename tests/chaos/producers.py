@@ -27,8 +27,8 @@ from tests.chaos.journal import Journal
 from tests.chaos.processes import Process
 
 #: Chat requests, and batches, a second.
-CHATS_PER_S = 6.0
-BATCHES_PER_S = 0.6
+CHATS_PER_S = 5.0
+BATCHES_PER_S = 0.4
 
 TENANTS = ("t1", "t2", "t3")
 
@@ -95,7 +95,7 @@ class Producers:
         poison = " poison" if rng.randrange(POISONED) == 0 else ""
         body = {
             "messages": [{"role": "user", "content": f"{name} says{poison} hello"}],
-            "max_tokens": rng.choice([2, 2, 5, 5, 10, 10, 30, 120]),
+            "max_tokens": rng.choice([1, 1, 2, 2, 4, 4, 12, 60]),
         }
         ttl = rng.choice([0.3, 1.0]) if rng.random() < 0.1 else None
         key = name if rng.random() < 0.3 else None
@@ -174,7 +174,10 @@ class Producers:
     def _line(self, name: str, number: int, rng: random.Random) -> bytes:
         poison = " poison" if rng.randrange(POISONED) == 0 else ""
         content = f"{name}.{number} says{poison} hello"
-        line = {"messages": [{"role": "user", "content": content}], "max_tokens": rng.choice([2, 2, 5, 5, 20, 20, 20, 120])}
+        line = {
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": rng.choice([1, 1, 2, 2, 8, 8, 8, 60]),
+        }
         return orjson.dumps(line) + b"\n"
 
     async def _feed(self, name: str, path: Path) -> str:

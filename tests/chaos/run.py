@@ -1,7 +1,7 @@
 """A run: the cast comes on, people ask, the plan takes its course, all is left in peace, and the books are read.
 
-    evidence = await run(folder, seed=7, seconds=60)
-    violations = audit(evidence)
+evidence = await run(folder, seed=7, seconds=60)
+violations = audit(evidence)
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from tests.chaos.cast import Cast
 from tests.chaos.evidence import Evidence
 from tests.chaos.faults import FAULTS, LEASE_S, Fault
 from tests.chaos.journal import read
-from tests.chaos.ledger import Ledger, Replay
+from tests.chaos.ledger import Ledger
 from tests.chaos.plan import Planned, plan
 from tests.chaos.producers import Producers
+from tests.chaos.replay import Replay
 from tests.chaos.worker import LEAST_CONTACT_S
 from tests.conftest import PERMANENT_KEYS
 from tests.redis.serving import KEYS, until
@@ -88,7 +89,7 @@ async def _act(cast: Cast, producers: Producers, given: Terms) -> None:
 async def _peace(cast: Cast, producers: Producers, within: float) -> None:
     """Leave all in peace until everybody has been told and the queue is empty, or for long enough."""
     cast.journal.say("peace")
-    await cast.configure({name: "" for name in ("paused_i", "paused_b", "rate", "burst")})
+    await cast.configure(dict.fromkeys(("paused_i", "paused_b", "rate", "burst"), ""))
 
     def over() -> bool:
         return not producers.waiting and not cast.operate(lambda redis: redis.exists(KEYS.lanes))

@@ -76,7 +76,8 @@ TOLERANCES = Standing(
     job_keys=0,
     redis_bytes=2 * 2**20,  # buffers of connections, heartbeats of the killed until their TTL, the allocator's tables
     redis_clients=8,  # a pool keeps the connections that its busiest moment needed
-    worker_bytes=24 * 2**20,  # Python keeps the arenas of its busiest moment: at 200,000 jobs, 1 KiB a job would be 65 MiB
+    worker_bytes=24
+    * 2**20,  # Python keeps the arenas of its busiest moment: at 200,000 jobs, 1 KiB a job would be 65 MiB
     worker_files=8,  # connections, as above
     client_bytes=32 * 2**20,  # the file of the largest batch, and as above
     client_files=16,  # connections, as above; the pipes of processes that are being started

@@ -18,6 +18,9 @@ NEVER = float("inf")
 #: What a fault leaves behind is over after this long: connections are made again, scripts loaded, contact is whole.
 AFTERWARDS_S = 2.0
 
+#: Of a time that is judged, the machine may have stood still for this long in all: less than a renewal may be late.
+STEADY_S = 0.4
+
 #: A worker probes an engine that is away every 1 to 5 s.
 ENGINE_AFTERWARDS_S = 6.0
 
@@ -40,13 +43,13 @@ class Weather:
         self._stalls = _union(_stalls(events))
         self.lives = list(_lives(events))
 
-    def fair(
-        self, place: int, begins: float, ends: float, *, awake: bool = True, but: Collection[float] = ()
-    ) -> bool:
+    def fair(self, place: int, begins: float, ends: float, *, awake: bool = True, but: Collection[float] = ()) -> bool:
         """Whether nothing stood in the way of a place; with `awake` also whether one worker served all the time.
 
-        Disturbances that began at the moments `but` do not count.
+        Where this machine stood still for too long, something did. Disturbances that began at `but` do not count.
         """
+        if self.stalled(begins, ends) > STEADY_S:
+            return False
         alive = not awake or any(
             life.place == place and life.begins <= begins and life.ends >= ends for life in self.lives
         )
@@ -94,7 +97,7 @@ def _planned(events: Sequence[Event]) -> Iterator[Disturbance]:
 
 def _disturbance(event: Event, ends: float) -> Disturbance:
     hits, place = event["hits"], event["place"]
-    if hits == "way" and place < 0 or hits in ("producers", "collectors"):
+    if (hits == "way" and place < 0) or hits in ("producers", "collectors"):
         return Disturbance(event.at, ends, -1, event["fault"])
     if hits == "settings" and not event["detail"].startswith("paused"):
         return Disturbance(event.at, ends, -1, event["fault"])
@@ -122,7 +125,8 @@ def _stalls(events: Sequence[Event]) -> Iterator[tuple[float, float]]:
     frozen: dict[str, list[float]] = {}
     for event in of_kind(events, "fault"):
         if event["fault"] in ("freeze", "freeze-engine"):
-            frozen.setdefault(f"{event['fault'] == 'freeze' and 'w' or 'e'}{event['place']}", []).append(event.at)
+            who = ("w" if event["fault"] == "freeze" else "e") + str(event["place"])
+            frozen.setdefault(who, []).append(event.at)
     for event in of_kind(events, "stalled"):
         begins = event.at - event["seconds"] - 2 * TICK_S
         if not any(begins <= at <= event.at for at in frozen.get(event.who, ())):
@@ -138,5 +142,3 @@ def _union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
         else:
             joined.append((begins, ends))
     return joined
-
-

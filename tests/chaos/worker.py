@@ -2,9 +2,9 @@
 
     python -m tests.chaos.worker URL JOURNAL NAME ENGINE_URL [--concurrency N] [--grace S]
 
-Each lease is written down when a slot begins with it and when it has its outcome, unless the engine is simulated. SIGUSR1 and SIGUSR2 make the wall
-clock of this process, and of nothing else, jump an hour on and an hour back. `CHAOS_GUARD_OFF` names a guard of llmq
-that is turned off in here (`guards.py`). Nothing of this is in the product.
+Each lease is written down when a slot begins with it and when it has its outcome, unless the engine is simulated.
+SIGUSR1 and SIGUSR2 make the wall clock of this process, and of nothing else, jump an hour on and an hour back.
+`CHAOS_GUARD_OFF` names a guard of llmq that is turned off in here (`guards.py`). Nothing of this is in the product.
 """
 
 from __future__ import annotations
@@ -41,7 +41,12 @@ def record_runs(journal: Journal) -> None:
     run = Executor.run
 
     async def recorded(self: Executor, lease: Lease) -> Outcome:
-        fence = {"pid": os.getpid(), "lane": lease.fence.lane, "entry": lease.fence.entry, "delivery": lease.fence.delivery}
+        fence = {
+            "pid": os.getpid(),
+            "lane": lease.fence.lane,
+            "entry": lease.fence.entry,
+            "delivery": lease.fence.delivery,
+        }
         journal.say("began", key=lease.key, why=lease.why.value, crashes=lease.crashes, **fence)
         outcome = await run(self, lease)
         journal.say("outcome", key=lease.key, what=type(outcome).__name__, **details(outcome), **fence)
@@ -104,7 +109,7 @@ def main() -> None:
     given = parser.parse_args()
     contact.LEAST_CONTACT_S = LEAST_CONTACT_S
     journal = Journal(given.journal, given.name)
-    watch_for_stalls(journal)
+    watch_for_stalls(journal, given.url)
     let_the_clock_jump(journal)
     simulated = given.engine.startswith("sim:")
     if not simulated:
