@@ -4,7 +4,7 @@
 
 Each guard of `guards.py` is turned off in processes of their own, for the smallest thing that should go red then: a
 short chaos run under the faults that the guard is there for, or a test of the suite. Prints one row of the table in
-docs/guarantees.md for each; exits with 1 where nothing went red, and where the same check is red with the guard on.
+docs/guarantees.md for each; exits with 1 where the guard's own law was not found broken.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Chaos:
 
 
 @dataclass(frozen=True, slots=True)
-class Test:
+class Suite:
     """A test of the suite, or some: what pytest is given."""
 
     path: str
@@ -71,31 +71,31 @@ class Test:
         return sorted(set(re.findall(r"^(?:FAILED|ERROR) \S+::(\w+)", output, re.MULTILINE)))
 
 
-Check = Chaos | Test
+Check = Chaos | Suite
 
 #: What should notice, guard by guard.
 CHECKS: dict[str, Check] = {
     "fence": Chaos("freeze"),
     "lease thread": Chaos("cut"),
     "delete on ack": Chaos("cut"),
-    "sweep cursor": Test("tests/redis/test_sweep.py::test_a_large_lane_is_swept_in_steps"),
-    "group re-creation": Test("tests/redis/test_claim.py::TestForeignHands"),
+    "sweep cursor": Suite("tests/redis/test_sweep.py::test_a_large_lane_is_swept_in_steps"),
+    "group re-creation": Suite("tests/redis/test_claim.py::TestForeignHands"),
     "sweeper": Chaos("kill"),
     "contact": Chaos("kill-redis,freeze-redis"),
     "bucket": Chaos("settings", seed=4),
     "chat first": Chaos("cut"),
-    "deadline": Test("tests/redis/test_claim.py::TestDeadline"),
+    "deadline": Suite("tests/redis/test_claim.py::TestDeadline"),
     "back first": Chaos("drain"),
     "idempotent submit": Chaos("half-open"),
     "suspects apart": Chaos("kill,kill-engine"),
-    "three deaths": Test("tests/redis/test_sweep.py::TestTheThirdDeath"),
+    "three deaths": Suite("tests/redis/test_sweep.py::TestTheThirdDeath"),
     "hand back at drain": Chaos("drain"),
-    "hand back of lost claims": Test("tests/redis/test_worker.py::TestLostReplies"),
+    "hand back of lost claims": Suite("tests/redis/test_worker.py::TestLostReplies"),
     "begun is never begun again": Chaos("kill"),
-    "cancel": Test("tests/redis/test_reap_and_cancel.py"),
+    "cancel": Suite("tests/redis/test_reap_and_cancel.py"),
     "cap": Chaos("settings", seed=13),
     "lanes go": Chaos("cut"),
-    "counts": Test("tests/redis/test_finish.py::test_the_last_line_ends_the_batch"),
+    "counts": Suite("tests/redis/test_finish.py::test_the_last_line_ends_the_batch"),
 }
 
 
@@ -106,20 +106,26 @@ class Row:
     guard: str
     check: Check
     red: list[str]
-    output: str
+
+    @property
+    def noticed(self) -> bool:
+        """Whether the guard's own law was found broken, or a test failed."""
+        return bool(self.red) and (
+            isinstance(self.check, Suite) or not set(GUARDS[self.guard].laws).isdisjoint(self.red)
+        )
 
     def __str__(self) -> str:
         guard = GUARDS[self.guard]
         found = (
-            ", ".join(f"`{name}`" if isinstance(self.check, Test) else name for name in self.red[:3]) or "**nothing**"
+            ", ".join(f"`{name}`" if isinstance(self.check, Suite) else name for name in self.red[:3]) or "**nothing**"
         )
         return f"| {guard.name} | {', '.join(guard.laws)} | {guard.how} | {self.check} | {found} |"
 
 
-def plant(guard: str, *, off: bool = True) -> Row:
-    """Run a guard's check, with the guard off (or on)."""
+def plant(guard: str) -> Row:
+    """Run a guard's check with the guard off."""
     check = CHECKS[guard]
-    environment = {**os.environ, "CHAOS_GUARD_OFF": guard if off else ""}
+    environment = {**os.environ, "CHAOS_GUARD_OFF": guard}
     done = subprocess.run(
         check.command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -127,7 +133,7 @@ def plant(guard: str, *, off: bool = True) -> Row:
     red = check.red(output) if done.returncode else []
     if done.returncode and not red:
         raise RuntimeError(f"the check of {guard!r} found out nothing:\n{output[-3000:]}")
-    return Row(guard, check, red, output)
+    return Row(guard, check, sorted(red, key=lambda law: law not in GUARDS[guard].laws))
 
 
 def main() -> int:
@@ -135,7 +141,7 @@ def main() -> int:
     missed = 0
     for guard in sys.argv[1:] or list(GUARDS):
         row = plant(guard)
-        missed += not row.red
+        missed += not row.noticed
         print(row, flush=True)
     return 1 if missed else 0
 

@@ -28,7 +28,7 @@ from tests.chaos.processes import Process
 
 #: Chat requests, and batches, a second.
 CHATS_PER_S = 5.0
-BATCHES_PER_S = 0.4
+BATCHES_PER_S = 0.3
 
 TENANTS = ("t1", "t2", "t3")
 

@@ -21,7 +21,7 @@ from tests.servers import client_of
 TICK_S = 0.1
 
 #: What a tick may come too late without a word.
-TOLERATED_S = 0.15
+TOLERATED_S = 0.25
 
 #: A PING that takes longer than this is sent again.
 PING_TIMEOUT_S = 5.0
