@@ -17,6 +17,9 @@ from tests.chaos.faults import FAULTS
 from tests.chaos.run import PLACES, run, terms
 from tests.chaos.story import story
 
+#: On a machine that is busy with other things a run takes much longer than its storms.
+pytestmark = pytest.mark.timeout(300)
+
 #: A storm, a calm with its lone kill, and the beginning of the next storm.
 SECONDS = 33.0
 

@@ -12,6 +12,9 @@ import pytest
 from tests.chaos.guards import GUARDS
 from tests.chaos.planted import CHECKS, Suite, plant
 
+#: On a machine that is busy with other things a run takes much longer than its storms.
+pytestmark = pytest.mark.timeout(300)
+
 GUARANTEES = Path(__file__).parents[2] / "docs" / "guarantees.md"
 
 #: A test with one server tells in seconds; the chaos runs need half a minute each.

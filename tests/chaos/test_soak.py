@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.soak import soak
+
+#: On a machine that is busy with other things a run takes much longer than its storms.
+pytestmark = pytest.mark.timeout(300)
 
 
 async def test_nothing_is_left_of_many_jobs(tmp_path: Path) -> None:
