@@ -75,7 +75,7 @@ Check = Chaos | Suite
 
 #: What should notice, guard by guard.
 CHECKS: dict[str, Check] = {
-    "fence": Chaos("freeze"),
+    "fence": Suite("tests/redis/test_finish.py::TestFence"),
     "lease thread": Chaos("cut"),
     "delete on ack": Chaos("cut"),
     "sweep cursor": Suite("tests/redis/test_sweep.py::test_a_large_lane_is_swept_in_steps"),
