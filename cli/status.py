@@ -88,8 +88,20 @@ def _facts(found: QueueStatus) -> dict[str, str]:
         "batch": batch + (f", {figures.preempted:,} preempted" if batch and figures.preempted else ""),
         "chat waits": _quantiles(latency["queue_wait_s"]),
         "first token": _quantiles(latency["ttft_s"]),
+        "objective": _objective(found),
         "results": f"{format_size(found.results_bytes)} held" if found.results_bytes else "",
     }
+
+
+def _objective(found: QueueStatus) -> str:
+    asked = found.objective
+    goals = [
+        f"{what} p95 under {_milliseconds(limit)}"
+        for what, limit in (("first token", asked.ttft_p95_s), ("between tokens", asked.itl_p95_s))
+        if limit is not None
+    ]
+    yields = "; far over it in the whole fleet: batch yields" if asked.yields else ""
+    return ", ".join(goals) + yields if goals else ""
 
 
 def _rate(found: QueueStatus) -> str:

@@ -16,6 +16,7 @@ from llmq.scheduler.bucket import Bucket, bucket_of
 from llmq.scheduler.fleet import WorkerStatus, read_workers
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.lease import batch_of
+from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.measures import Figures, merge
 from llmq.scheduler.queue import Queue
 
@@ -23,6 +24,9 @@ __all__ = ["ClassStatus", "QueueStatus", "WorkerStatus", "read_status", "read_wo
 
 #: Lanes that one look takes in; each costs some microseconds of the server's time.
 MAX_LANES = 200
+
+#: Decisions for the whole fleet that one look shows.
+DECISIONS_SHOWN = 5
 
 #: Dead letters that are looked at to tell their classes apart; with more, the numbers of the classes are not known.
 MAX_DEAD_READ = 500
@@ -90,6 +94,43 @@ class ClassStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """A decision for the whole fleet: batch yields to chat, or goes on; of `seen` first tokens `far_over` were late."""
+
+    at: float
+    batch: str
+    seen: int
+    far_over: int
+    workers: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a decision as `status --json` prints it."""
+        return {"at": self.at, "batch": self.batch, "seen": self.seen, "far_over": self.far_over}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatObjective:
+    """What chat shall see, in seconds (None: nothing is asked), whether batch yields to it now, and what was decided.
+
+    `decisions` are the last ones, newest first.
+    """
+
+    ttft_p95_s: float | None = None
+    itl_p95_s: float | None = None
+    yields: bool = False
+    decisions: tuple[Decision, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the `objective` of `status --json`."""
+        return {
+            "ttft_p95_s": self.ttft_p95_s,
+            "itl_p95_s": self.itl_p95_s,
+            "yields": self.yields,
+            "decisions": [decision.to_json() for decision in self.decisions],
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class QueueStatus:
     """A queue at one moment, by its own clock (`at`, seconds since the epoch)."""
 
@@ -105,6 +146,7 @@ class QueueStatus:
     lanes: int
     lanes_cut: bool
     results_bytes: int
+    objective: ChatObjective
 
     def to_json(self) -> dict[str, Any]:
         """Return what `status --json` prints; null stands where nothing was measured."""
@@ -124,6 +166,7 @@ class QueueStatus:
             "dead": self.dead,
             "bucket": self.bucket.to_json(),
             "paused": [cls.value for cls in self.paused],
+            "objective": self.objective.to_json(),
             "latency": {**self.figures.latency(), "window_s": self.figures.window_s or None},
             "workers": [worker.to_json() for worker in self.workers],
             "lanes": self.lanes,
@@ -142,6 +185,7 @@ class _Shared:
     lanes: int
     dead: int
     results_bytes: int
+    decisions: Sequence[tuple[bytes, Mapping[bytes, bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +219,24 @@ async def read_status(queue: Queue) -> QueueStatus:
         lanes=shared.lanes,
         lanes_cut=shared.lanes > len(names),
         results_bytes=shared.results_bytes,
+        objective=_objective(shared, now_ms),
     )
+
+
+def _objective(shared: _Shared, now_ms: int) -> ChatObjective:
+    asked = LiveSettings.from_hash(shared.config)
+    yields_until = shared.config.get(b"yields_b", b"0")
+    return ChatObjective(
+        ttft_p95_s=asked.ttft_p95_s,
+        itl_p95_s=asked.itl_p95_s,
+        yields=yields_until.isdigit() and int(yields_until) > now_ms,
+        decisions=tuple(_decision(entry, fields) for entry, fields in shared.decisions),
+    )
+
+
+def _decision(entry: bytes, fields: Mapping[bytes, bytes]) -> Decision:
+    seen, far_over, workers = (int(fields.get(name, b"0")) for name in (b"seen", b"far_over", b"workers"))
+    return Decision(_milliseconds(entry) / 1000, fields.get(b"batch", b"").decode(), seen, far_over, workers)
 
 
 def _class_status(
@@ -204,8 +265,9 @@ async def _read_shared(queue: Queue) -> _Shared:
     pipe.hlen(keys.lanes)
     pipe.xlen(keys.dead)
     pipe.get(keys.held)
-    config, bucket, counts, lanes, dead, held = await pipe.execute()
-    return _Shared(config, bucket, counts, lanes, dead, int(held or 0))
+    pipe.xrevrange(keys.decisions, count=DECISIONS_SHOWN)
+    config, bucket, counts, lanes, dead, held, decisions = await pipe.execute()
+    return _Shared(config, bucket, counts, lanes, dead, int(held or 0), decisions)
 
 
 async def _read_lane_names(queue: Queue) -> dict[str, TrafficClass]:

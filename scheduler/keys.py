@@ -110,6 +110,11 @@ class QueueKeys:
         return self.prefix + "sweeper"
 
     @property
+    def decisions(self) -> str:
+        """Stream of at most 100: when batch yielded to chat all over the fleet, and why; a week from the last one."""
+        return self.prefix + "decisions"
+
+    @property
     def probe(self) -> str:
         """String: what a health check writes to see that Redis takes writes; TTL of ten seconds."""
         return self.prefix + "probe"

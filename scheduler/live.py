@@ -153,6 +153,20 @@ LIVE_SETTINGS: tuple[LiveSetting, ...] = (
         _duration(1, 3600_000),
         _show_duration,
     ),
+    LiveSetting(
+        "ttft_p95",
+        "off",
+        "what 95 % of chat's times to first token shall stay under; batch takes what that leaves",
+        _duration(0.001, 3600_000, off=True),
+        _show_duration,
+    ),
+    LiveSetting(
+        "itl_p95",
+        "off",
+        "what 95 % of the times between chat's tokens shall stay under; batch takes what that leaves",
+        _duration(0.001, 3600_000, off=True),
+        _show_duration,
+    ),
     LiveSetting("preempt", "on", "whether chat that finds no free slot aborts a batch request", _switch, _as_stored),
     LiveSetting(
         "attempts_interactive", "2", "attempts of an interactive job that goes wrong", _count(1, 100), _show_count
@@ -274,6 +288,8 @@ class LiveSettings:
     deadline_s: float
     reserve: int | None
     lease_s: float
+    ttft_p95_s: float | None
+    itl_p95_s: float | None
     preempt: bool
     attempts_interactive: int
     attempts_batch: int
@@ -308,6 +324,8 @@ class LiveSettings:
             deadline_s=seconds("deadline"),
             reserve=None if reserve == "auto" else int(reserve),
             lease_s=seconds("lease"),
+            ttft_p95_s=seconds("ttft_p95") or None,
+            itl_p95_s=seconds("itl_p95") or None,
             preempt=stored("preempt") == "on",
             attempts_interactive=int(stored("attempts_interactive")),
             attempts_batch=int(stored("attempts_batch")),

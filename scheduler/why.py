@@ -23,7 +23,8 @@ class QueueView:
     """What holds for every job of a queue.
 
     `chat_waits` is whether an interactive job can be claimed; `deadline_in_s` is when the deadline starts a batch job
-    at the latest (None: nothing of batch can be claimed, or windows move it); `cap_reached` is of batch.
+    at the latest (None: nothing of batch can be claimed, or windows move it); `cap_reached` is of batch; `yields_for_s`
+    is how long batch yields to chat in the whole fleet, at least (None: it does not).
     """
 
     name: str
@@ -34,6 +35,7 @@ class QueueView:
     chat_waits: bool
     preempt: bool
     cap_reached: bool
+    yields_for_s: float | None
     workers: tuple[WorkerStatus, ...]
 
 
@@ -200,6 +202,9 @@ def _of_class(queue: QueueView, cls: TrafficClass, noun: str) -> list[Reason]:
         found += _of_bucket(queue)
         if queue.chat_waits and TrafficClass.INTERACTIVE not in queue.paused:
             found.append(Reason("chat", "chat waits too, and goes first", True))
+        if queue.yields_for_s is not None:
+            text = "chat is far slower than it shall be (ttft_p95) in the whole fleet: batch yields until that is over"
+            found.append(Reason("objective", text, True))
     nobody = list(_of_fleet(queue))
     found += nobody or _of_slots(queue, cls)
     may_start = queue.bucket.open and not (paused or nobody)

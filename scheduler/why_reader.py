@@ -83,9 +83,15 @@ async def _read_queue(queue: Queue) -> QueueView:
         deadline_in_s=(last_ms - now_ms) / 1000 + live.deadline_s if batch_waits and not moved else None,
         chat_waits=bool(chat_waits),
         preempt=live.preempt,
+        yields_for_s=_yields_for_s(config.get(b"yields_b", b""), now_ms),
         cap_reached=int(batch_jobs or 0) >= live.cap_batch,
         workers=tuple(await read_workers(queue)),
     )
+
+
+def _yields_for_s(stored: bytes, now_ms: int) -> float | None:
+    left_ms = int(stored) - now_ms if stored.isdigit() else 0
+    return left_ms / 1000 if left_ms > 0 else None
 
 
 async def _read_lane(queue: Queue, lane: str, now: float) -> LaneView:

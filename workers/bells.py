@@ -14,8 +14,8 @@ from typing import Any
 from redis.asyncio import Redis
 
 from llmq.scheduler.keys import QueueKeys
+from llmq.workers.allowance import Allowance
 from llmq.workers.contact import Contact
-from llmq.workers.governor import Allowance
 from llmq.workers.reach import OUT_OF_REACH
 
 #: How long one wait lasts; the server is no finer than 100 ms.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from llmq.workers.engines.base import EngineInfo
+from llmq.workers.governing import Governing
 from llmq.workers.measuring import Measuring
 from llmq.workers.slots import Slots, count_interactive
 
@@ -27,7 +28,7 @@ class Card:
     started_at: float = field(default_factory=time.time)
     version: str = field(default_factory=lambda: version("llmq-streams"))
 
-    def heartbeat(self, slots: Slots, measuring: Measuring) -> Mapping[str, str | int]:
+    def heartbeat(self, slots: Slots, measuring: Measuring, governing: Governing) -> Mapping[str, str | int]:
         """Return the fields of a heartbeat; the lease thread calls this."""
         running = slots.running()
         interactive = count_interactive(running)
@@ -47,6 +48,9 @@ class Card:
             "busy_b": len(running) - interactive,
             "batch_cap": slots.concurrency - reserve if cap is None else cap,
             "reserve": reserve,
+            "governor": governing.state.value,
+            "chat_seen": governing.far_over.seen,
+            "chat_far_over": governing.far_over.slow,
             "state": self.state,
             "started_at": round(self.started_at * 1000),
             "seen_at": round(time.time() * 1000),

@@ -21,8 +21,8 @@ from redis.exceptions import ResponseError
 from llmq.scheduler import scripts
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Ended, ErrorCode, Fence, HandedBack, Lease, Outcome, Reason
+from llmq.workers.allowance import Allowance
 from llmq.workers.contact import Contact
-from llmq.workers.governor import Allowance
 from llmq.workers.keeper import LeaseKeeper
 from llmq.workers.reach import OUT_OF_REACH
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from llmq.scheduler.errors import EncodingError
 from llmq.scheduler.job import Job, TrafficClass
@@ -72,11 +72,23 @@ class Running:
     task: asyncio.Task[object]
     started_at: float = field(default_factory=time.monotonic)
     chunks: int = 0
+    tokens: int = 0
+    """Pieces of the answer that came: about its tokens."""
     streamed: bool = False
     in_engine: bool = False
     protected: bool = False
     """Not to be preempted: the deadline counts its start (what the lease itself says comes on top)."""
     stop: Stop | None = None
+
+
+class TokenCounter(Protocol):
+    """Who is told what the tokens of running requests become."""
+
+    def token(self, lease: Lease, *, first: bool) -> None:
+        """A piece of an answer came."""
+
+    def wasted(self, tokens: int) -> None:
+        """A preemption threw away so many."""
 
 
 class Executor:
@@ -88,12 +100,14 @@ class Executor:
         gate: Gate,
         deltas: DeltaSender,
         settings: Callable[[], LiveSettings],
+        counter: TokenCounter,
         on_begun: Callable[[Lease], None] = lambda lease: None,
     ) -> None:
         self._engine = engine
         self._gate = gate
         self._deltas = deltas
         self._settings = settings
+        self._counter = counter
         self._on_begun = on_begun
         self.running: dict[Fence, Running] = {}
 
@@ -123,18 +137,23 @@ class Executor:
     async def _ask(self, running: Running, job: Job) -> Outcome:
         lease = running.lease
 
+        # Nobody waits for the pieces of a batch line; they are only counted.
+        sends = bool(lease.reply_to) or lease.cls is TrafficClass.INTERACTIVE
+
         def on_delta(text: str, chunk: bytes) -> None:
             running.chunks += 1
-            if (text or running.chunks > 1) and not running.streamed:  # as the sender of deltas sees it
-                running.streamed = True
-                self._on_begun(lease)
-            self._deltas.send(lease, text, chunk)
+            if text or running.chunks > 1:  # as the sender of deltas sees it
+                running.tokens += 1
+                self._counter.token(lease, first=running.tokens == 1)
+                if not running.streamed:
+                    running.streamed = True
+                    self._on_begun(lease)
+            if sends:
+                self._deltas.send(lease, text, chunk)
 
-        # Nobody waits for the pieces of a batch line: the engine need not make them.
-        listens = lease.reply_to or lease.cls is TrafficClass.INTERACTIVE
         running.in_engine = True
         try:
-            answer = await self._engine.run(job, on_delta if listens else None)
+            answer = await self._engine.run(job, on_delta)
             running.in_engine = False
             return await self._answered(lease, answer)
         except asyncio.CancelledError:
@@ -172,6 +191,7 @@ class Executor:
             case _ if _begun(running):
                 return Ended(ErrorCode.INTERRUPTED, f"the worker stopped ({why}) after the answer had begun")
             case Stop.PREEMPTED:
+                self._counter.wasted(running.tokens)
                 return HandedBack(Reason.PREEMPTED)
             case Stop.SHUTDOWN | Stop.OVERDUE:
                 return HandedBack(Reason.SHUTDOWN)

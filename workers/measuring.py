@@ -27,14 +27,15 @@ class Measuring:
         """Take Redis' time, as a heartbeat has just brought it."""
         self._offset_s = now_ms / 1000 - time.time()
 
-    def started(self, lease: Lease) -> None:
-        """A slot has taken a lease."""
+    def started(self, lease: Lease) -> float:
+        """A slot has taken a lease; return how long it had waited."""
         wait = self._age(lease)
         with self._lock:
             if lease.cls is TrafficClass.INTERACTIVE:
                 self._measures.interactive_started(wait)
             else:
                 self._measures.batch_started(wait)
+        return wait
 
     def begun(self, lease: Lease) -> None:
         """The first token of an answer came."""

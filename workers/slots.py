@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.lease import Abandoned, Answered, Fence, HandedBack, Lease, Outcome, Reason
 from llmq.scheduler.live import LiveSettings
+from llmq.workers.allowance import Allowance, Candidate, Snapshot, allow, default_reserve, victims
 from llmq.workers.desk import VERDICTS, Desk
 from llmq.workers.executor import MAX_CRASHES, Executor, Running, Stop
 from llmq.workers.gate import Gate
-from llmq.workers.governor import Allowance, Candidate, Snapshot, allow, default_reserve, victims
+from llmq.workers.governing import Governing, Load
 from llmq.workers.measuring import Measuring
 
 
@@ -48,6 +49,7 @@ class Slots:
         reserve: int | None,
         executor: Executor,
         gate: Gate,
+        governing: Governing,
         measuring: Measuring,
         settings: Callable[[], LiveSettings],
         report: WorkerReport,
@@ -56,6 +58,7 @@ class Slots:
         self._reserve = reserve
         self._executor = executor
         self._gate = gate
+        self._governing = governing
         self._measuring = measuring
         self._settings = settings
         self.report = report
@@ -64,8 +67,9 @@ class Slots:
     async def serve_one(self) -> None:
         """Be one slot, until the desk is closed."""
         while (lease := await self.desk.take()) is not None:
-            self._measuring.started(lease)
+            self._governing.taken(lease, self._measuring.started(lease))
             outcome = await self._executor.run(lease)
+            self._governing.ended(lease)
             self.desk.settle(lease, outcome)
             self._note(lease, outcome)
 
@@ -80,9 +84,10 @@ class Slots:
     def allowance(self) -> Allowance:
         """Return what may be claimed now."""
         held = self.desk.held
-        self.batch_cap = self._gate.batch_cap(time.monotonic())
+        caps = [self._gate.batch_cap(time.monotonic()), self._governing.batch_cap(self.load())]
         if any(map(_in_last_attempt, held)):
-            self.batch_cap = 0
+            caps.append(0)
+        self.batch_cap = min((cap for cap in caps if cap is not None), default=None)
         interactive = count_interactive(held)
         return allow(
             Snapshot(
@@ -97,6 +102,13 @@ class Slots:
                 taking=not self._gate.gone and not self.desk.closed,
             )
         )
+
+    def load(self) -> Load:
+        """Return what the governor goes by."""
+        batch = [running for running in self._executor.running.values() if running.lease.cls is TrafficClass.BATCH]
+        held = sum(1 for lease in self.desk.held if lease.cls is TrafficClass.BATCH)
+        unread = held - sum(1 for running in batch if running.tokens)
+        return Load(batch=held, prefilling=unread, most=max(0, self.concurrency - self.reserve))
 
     def may_start(self, lease: Lease) -> bool:
         """Whether a lease may run beside those that are held: a suspect in its last attempt and batch take turns.
@@ -126,10 +138,12 @@ class Slots:
             running.protected = True
 
     def make_way(self) -> None:
-        """Preempt batch requests for what has been claimed above the free slots."""
+        """Preempt batch requests for what has been claimed above the free slots, and above a cap that was cut."""
         self._leave_alone()
         stopping = sum(1 for running in self._executor.running.values() if running.stop is not None)
-        for fence in self._victims(len(self.desk.held) - stopping - self.concurrency):
+        crowded = len(self.desk.held) - stopping - self.concurrency
+        excess = self._governing.excess(self.load()) - stopping if self._settings().preempt else 0
+        for fence in self._victims(max(crowded, excess)):
             self._executor.stop(fence, Stop.PREEMPTED)
 
     def lose(self, fence: Fence) -> None:

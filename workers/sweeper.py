@@ -22,6 +22,7 @@ from llmq.scheduler.lease import Lease, Outcome, batch_of
 from llmq.scheduler.queue import Queue
 from llmq.workers.contact import Contact
 from llmq.workers.desk import VERDICTS
+from llmq.workers.fleet_watch import FleetWatch
 from llmq.workers.keeper import HEARTBEAT_TTL_S
 from llmq.workers.reach import OUT_OF_REACH
 
@@ -69,6 +70,7 @@ class Sweeper:
         self._contact = contact
         self._lease_s = lease_s
         self._end = end
+        self._fleet_watch = FleetWatch(redis, keys)
         self._full_sweep_at = 0.0
         self._led_at = (0, 0.0)
         self._hurry = False
@@ -98,6 +100,7 @@ class Sweeper:
         if not lead.leads:
             return False
         self._led_at = (lead.now_ms, time.monotonic())
+        await self._fleet_watch.look(lead.now_ms)
         info: dict[str, Any] = await self._redis.info("server")
         self._contact.server(str(info.get("run_id", "")))
         few = len(lead.lanes) <= FEW_LANES

@@ -30,6 +30,7 @@ from llmq.workers.desk import Desk
 from llmq.workers.engines.base import Engine, EngineInfo
 from llmq.workers.executor import Executor
 from llmq.workers.gate import Gate
+from llmq.workers.governing import Governing
 from llmq.workers.keeper import TIMEOUT_S, LeaseKeeper
 from llmq.workers.measuring import Measuring
 from llmq.workers.reach import OUT_OF_REACH
@@ -99,12 +100,16 @@ class Worker:
         self._ear = connect(url, blocking_s=2 * LISTEN_S, client_name=self.id)
         self._keeper_redis = connect_sync(url, timeout_s=TIMEOUT_S, client_name=self.id)
         self._deltas = DeltaSender(self._redis, self._keys, self.id, self.lease_lost)
-        self._executor = Executor(engine, self._gate, self._deltas, lambda: self._settings, self._measuring.begun)
+        self._governing = Governing(lambda: self._settings, lambda: self._slots.load(), self._govern)
+        self._executor = Executor(
+            engine, self._gate, self._deltas, lambda: self._settings, self._governing, self._measuring.begun
+        )
         self._slots = Slots(
             concurrency,
             options.reserve,
             self._executor,
             self._gate,
+            self._governing,
             self._measuring,
             lambda: self._settings,
             WorkerReport(self.id),
@@ -116,7 +121,7 @@ class Worker:
             self.id,
             self._contact,
             self,
-            lambda: self._card.heartbeat(self._slots, self._measuring),
+            lambda: self._card.heartbeat(self._slots, self._measuring, self._governing),
             lease_s=self._settings.lease_s,
         )
         self._desk = Desk(
@@ -165,6 +170,7 @@ class Worker:
         worker._go(worker._bells.listen())
         worker._go(worker._sweeper.sweeps())
         worker._go(worker._watch_engine())
+        worker._go(worker._governing.govern())
         worker._keeper.beat_soon()
         options.announce(worker._card.ready_line(worker._slots))
         return worker
@@ -239,6 +245,11 @@ class Worker:
         """End a job that the sweeper claimed only for this."""
         self._keeper.keep(lease.fence)
         self._desk.settle(lease, outcome)
+
+    def _govern(self) -> None:
+        """Do what the governor has decided: preempt what is too much, claim what may come on top."""
+        self._slots.make_way()
+        self._desk.look()
 
     # --- loops ----------------------------------------------------------------------------------------------------
 

@@ -174,6 +174,11 @@ end
 -- 4. Batch, only if nothing interactive is claimable: above the reserve, and as the bucket allows.
 local reason = waits and not may_batch and (set.paused_b and 'paused' or 'window') or 'empty'
 while may_batch and not unsure do
+  if set.yields > now then -- chat is too slow all over the fleet
+    reason = 'objective'
+    look_again_at(set.yields)
+    break
+  end
   local quota, before = free - #jobs - reserve, #jobs
   if quota <= 0 then reason = 'busy' break end
   if set.rate and tank.tokens < 1 then

@@ -28,11 +28,11 @@ end
 -- The settings that hold now. The plan ("from rate burst unit;" a change, in order) is kept a week ahead by the
 -- sweeper; its last change that has begun is in force. A rate there is a number, `off`, `-` (as set) or `closed`.
 local function settings()
-  local virtual, rate, burst, unit, plan, paused_i, paused_b, deadline = unpack(redis.call('HMGET', config,
-    'virtual', 'rate', 'burst', 'unit', 'plan', 'paused_i', 'paused_b', 'deadline'))
+  local virtual, rate, burst, unit, plan, paused_i, paused_b, deadline, yields = unpack(redis.call('HMGET', config,
+    'virtual', 'rate', 'burst', 'unit', 'plan', 'paused_i', 'paused_b', 'deadline', 'yields_b'))
   local now = clock(virtual)
   local s = {now = now, paused_i = paused_i, paused_b = paused_b, deadline = tonumber(deadline) or 30000,
-    open = true, opened = 0, change = nil}
+    open = true, opened = 0, change = nil, yields = tonumber(yields) or 0} -- until then batch starts by the deadline only
   local r, b, u = rate, burst, unit
   for from, rate_then, burst_then, unit_then in string.gmatch(plan or '', '(%d+) (%S+) (%S+) (%S+);') do
     from = tonumber(from)

@@ -11,8 +11,7 @@ from tests.contract.project import PRODUCT, ROOT, files_in, texts
 
 TESTS = ROOT / "tests"
 
-#: What each folder is for stands in CONTRIBUTING.md; `engine` and `data` hold what tests use.
-FOLDERS = {"unit", "fake", "redis", "system", "contract", "chaos", "engine", "data"}
+FOLDERS = {"unit", "fake", "redis", "system", "contract", "chaos", "governing", "engine", "data"}
 
 #: Paths of a developer's machine, and hosts that packages come from; no file needs either.
 MACHINE = re.compile(

@@ -34,6 +34,7 @@ class TestNothingToGive:
             ({"plan": f"{T0 - 5} closed - -;"}, 4, "window"),
             ({}, 0, "busy"),
             ({"rate": 0.5, "burst": 1}, 4, "bucket"),
+            ({"yields_b": T0 + 5000}, 4, "objective"),
         ],
     )
     async def test_batch_that_may_not_start_has_a_reason(
@@ -274,6 +275,16 @@ class TestDeadline:
         assert claimed.leases[0].protected()
         await queue.pass_time(29_999)
         assert [Why.CHAT] == whys(await queue.claim(1))
+
+    async def test_yielding_to_chat_does_not_hold_it_up(self, queue: ScriptedQueue) -> None:
+        """G10: batch that yields all over the fleet still starts by the deadline, and only so."""
+        await queue.batch("B", 9)
+        await queue.claim(1)
+        await queue.configure(yields_b=T0 + 60_000)
+        yielding = await queue.claim(4)
+        assert ([], "objective") == (yielding.leases, yielding.reason)
+        await queue.pass_time(30_000)
+        assert [Why.DEADLINE] == whys(await queue.claim(4))
 
     async def test_the_reserve_does_not_hold_it_up(self, queue: ScriptedQueue) -> None:
         """A reserved slot is good enough; without any room nothing starts."""

@@ -62,6 +62,7 @@ async def test_an_empty_queue_has_zeros_and_nulls(queue: ScriptedQueue, jobs: Qu
             "changes_at": None,
         },
         "paused": [],
+        "objective": {"ttft_p95_s": None, "itl_p95_s": None, "yields": False, "decisions": []},
         "latency": {"queue_wait_s": nothing, "ttft_s": nothing, "total_s": nothing, "window_s": None},
         "workers": [],
         "lanes": 0,

@@ -49,6 +49,22 @@ class Deltas:
         self.forgotten.append(fence)
 
 
+class Counter:
+    """Counts tokens, as the governor does."""
+
+    def __init__(self) -> None:
+        self.tokens: list[bool] = []
+        self.thrown_away: list[int] = []
+
+    def token(self, lease: Lease, *, first: bool) -> None:
+        """Take a token."""
+        self.tokens.append(first)
+
+    def wasted(self, tokens: int) -> None:
+        """Take what a preemption cost."""
+        self.thrown_away.append(tokens)
+
+
 class Bench:
     """An executor, its engine and its gate."""
 
@@ -57,12 +73,14 @@ class Bench:
         self.gate = Gate(4)
         self.deltas = Deltas()
         self.begun: list[Lease] = []
+        self.counter = Counter()
         settings = LiveSettings.from_hash({})
         self.executor = Executor(
             self.engine,
             self.gate,
             self.deltas,  # type: ignore[arg-type]  # it has the three methods that the executor calls
             lambda: settings,
+            self.counter,
             self.begun.append,
         )
 
@@ -158,13 +176,25 @@ async def test_the_end_of_an_answer_waits_for_its_deltas(bench: Bench) -> None:
     assert [asked.fence] == bench.deltas.forgotten
 
 
-async def test_nobody_listens_to_a_batch_line(bench: Bench) -> None:
-    """The engine is not asked for pieces that nobody waits for."""
+async def test_the_pieces_of_a_batch_line_are_counted_and_not_sent(bench: Bench) -> None:
+    """Nobody waits for them, but the governor has to know when the prompt was read, and what a preemption costs."""
     task, request = await bench.start(lease())
-    with pytest.raises(AssertionError, match="nobody listens"):
-        request.say("x")
+    request.say("x")
+    request.say("y")
     request.answer()
     await task
+    assert [] == bench.deltas.sent
+    assert [True, False] == bench.counter.tokens
+
+
+async def test_what_a_preemption_throws_away_is_reported(bench: Bench) -> None:
+    """Waste is bounded by whoever counts it."""
+    task, request = await bench.start(lease())
+    request.say("x")
+    request.say("y")
+    assert bench.executor.stop(lease().fence, Stop.PREEMPTED)
+    assert HandedBack(Reason.PREEMPTED) == await task
+    assert [2] == bench.counter.thrown_away
 
 
 async def test_overload_hands_back_with_the_pause_of_the_gate(bench: Bench) -> None:

@@ -1,96 +1,184 @@
-"""The governor: how much a worker may take, and whom it preempts. Pure values in and out."""
+"""The governor: where the batch cap goes, given what chat sees. Pure values in and out."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmq.workers.governor import NOTHING, Allowance, Candidate, Snapshot, allow, default_reserve, victims
+from llmq.workers.chat_signal import Evidence
+from llmq.workers.governor import (
+    FIRST_SHARE,
+    IDLE_S,
+    NEAR,
+    STREAK,
+    WASTE_SHARE,
+    Operating,
+    Seen,
+    State,
+    is_broken,
+    step,
+)
 
-SNAPSHOTS = st.builds(
-    Snapshot,
-    concurrency=st.integers(1, 64),
-    running_interactive=st.integers(0, 64),
-    running_batch=st.integers(0, 64),
-    preemptable=st.integers(0, 64),
-    suspects=st.integers(0, 3),
-    reserve=st.integers(0, 8),
-    preempt=st.booleans(),
-    batch_cap=st.none() | st.integers(0, 64),
-    taking=st.booleans(),
-).filter(lambda now: now.preemptable <= now.running_batch)
-
-
-def snapshot(**changes: int | bool | None) -> Snapshot:
-    """Return a worker of 8 slots in which nothing runs, with changes."""
-    idle = {"concurrency": 8, "running_interactive": 0, "running_batch": 0, "preemptable": 0, "suspects": 0}
-    return Snapshot(**{**idle, "reserve": 1, "preempt": True, **changes})  # type: ignore[arg-type]
+MOST = 16
 
 
-def test_an_idle_worker_has_room_for_all_its_slots() -> None:
-    """Room and free slots are the concurrency; the reserve is passed on."""
-    assert Allowance(8, 8, 1, 0) == allow(snapshot())
+def seen(at: float, good: int = 0, slow: int = 0, **changes: float | Evidence | None) -> Seen:
+    """Return a moment with chat, a full batch, and these requests since the last step."""
+    fresh = Evidence(good + slow, slow)
+    quiet = {"fresh": fresh, "recent": Evidence(), "batch": MOST, "most": MOST, "chat_idle_s": 0.0}
+    return Seen(at=at, **{**quiet, **changes})  # type: ignore[arg-type]
 
 
-def test_a_full_worker_has_room_for_chat_where_batch_can_be_preempted() -> None:
-    """G9: no slot is free, but chat may take those of unprotected batch requests."""
-    assert Allowance(3, 0, 1, 0) == allow(snapshot(running_interactive=2, running_batch=6, preemptable=3))
+def beside_chat(cap: float = 8.0) -> Operating:
+    """Return an operating point that has been beside chat for a while."""
+    return Operating(cap=cap, known=cap, at=0.0, since=0.0, most_batch=MOST, doubling=False, state=State.HOLDS)
 
 
-def test_without_preemption_a_full_worker_has_no_room() -> None:
-    """With `preempt off` only free slots count."""
-    assert Allowance(0, 0, 1, 0) == allow(snapshot(running_batch=8, preemptable=8, preempt=False))
+EVIDENCE = st.builds(lambda good, slow: Evidence(good + slow, slow), st.integers(0, 30), st.integers(0, 30))
+MOMENTS = st.lists(
+    st.builds(
+        Seen,
+        at=st.just(0.0),
+        fresh=EVIDENCE,
+        recent=EVIDENCE,
+        batch=st.integers(0, MOST),
+        most=st.integers(0, MOST),
+        chat_idle_s=st.none() | st.floats(0, 60),
+        wasted=st.floats(0, 1),
+    ),
+    max_size=60,
+)
 
 
-def test_a_batch_cap_is_a_higher_reserve() -> None:
-    """With 2 of at most 3 batch requests running, one more may start of 6 free slots."""
-    now = allow(snapshot(running_batch=2, batch_cap=3))
-    assert (6, 5) == (now.free, now.reserve)
+@given(MOMENTS)
+def test_the_cap_stays_between_nothing_and_what_the_reserve_leaves(moments: list[Seen]) -> None:
+    """Whatever is seen: never below 0, never into the slots that are kept for chat."""
+    now = Operating.start(0.0, MOST)
+    for number, moment in enumerate(moments):
+        now = step(now, replace(moment, at=number / 10))
+        assert 0 <= now.batch_cap <= moment.most
 
 
-def test_a_cap_of_zero_stops_batch_and_leaves_chat_alone() -> None:
-    """Overload: no batch starts, chat has the same room."""
-    now = allow(snapshot(batch_cap=0))
-    assert (8, 8, 8) == (now.room, now.free, now.reserve)
+def test_nothing_known_begins_low_and_doubles_until_the_first_slow_request() -> None:
+    """The first chat is not met with a full engine; a streak doubles the cap, a slow request ends that."""
+    now = step(Operating.start(0.0, MOST), seen(0.1))
+    assert MOST * FIRST_SHARE == now.cap
+    caps = []
+    for number in range(4):
+        now = step(now, seen(0.2 + number, good=STREAK))
+        caps.append(now.batch_cap)
+    assert [4, 8, 16, 16] == caps
+    now = step(now, seen(9.0, slow=1))
+    assert not now.doubling
 
 
-def test_more_than_the_slots_is_held_while_a_request_is_being_preempted() -> None:
-    """Until the preempted request has ended nothing is free, and never less than nothing."""
-    assert 0 == allow(snapshot(running_batch=8, running_interactive=1)).free
+def test_a_slow_request_weighs_as_much_as_nineteen_good_ones() -> None:
+    """So the cap rests where one in 20 is slow: that is what a p95 says."""
+    down = step(beside_chat(), seen(0.1, slow=1)).cap
+    up = step(replace(beside_chat(), cap=down), seen(0.2, good=19)).cap
+    assert down < 8 * 0.95
+    assert abs(up - 8) < 0.2
 
 
-def test_a_worker_that_takes_nothing_says_so() -> None:
-    """Draining, or its engine is gone."""
-    assert NOTHING == allow(snapshot(taking=False))
+def test_it_converges_to_the_cap_at_which_one_in_twenty_is_slow() -> None:
+    """A world in which the share of slow requests grows with the cap: 5 % at a cap of 6."""
+    now, debt, caps = beside_chat(cap=MOST), 0.0, []
+    for number in range(6000):
+        debt += 0.05 * now.cap / 6
+        slow = int(debt >= 1)
+        debt -= slow
+        now = step(now, seen(number / 10, good=1 - slow, slow=slow, batch=now.batch_cap))
+        caps.append(now.cap)
+    settled = caps[2000:]
+    assert 5 < sum(settled) / len(settled) < 7
+    assert max(settled) - min(settled) < 3  # the band: no swing between nothing and all
 
 
-@given(SNAPSHOTS)
-def test_no_allowance_lets_a_worker_hold_too_much(now: Snapshot) -> None:
-    """Room is never more than free slots and preemptable requests; batch starts stay under cap and reserve."""
-    given_ = allow(now)
-    running = now.running_interactive + now.running_batch
-    assert 0 <= given_.free <= max(0, now.concurrency - running)
-    assert given_.free <= given_.room <= given_.free + now.preemptable
-    starts = max(0, given_.free - given_.reserve)
-    assert starts <= max(0, given_.free - now.reserve)
-    if now.batch_cap is not None and starts:
-        assert now.running_batch + starts <= now.batch_cap
+def test_a_burst_of_slow_requests_halves_the_cap_at_once() -> None:
+    """Three slow of three is not luck; what batch really used is halved, not what it might have."""
+    now = step(beside_chat(), seen(0.1, recent=Evidence(3, 3)))
+    assert (4, State.CUT) == (now.batch_cap, now.state)
+    assert 2 == step(replace(beside_chat(), most_batch=4), seen(0.1, recent=Evidence(3, 3), batch=4)).batch_cap
 
 
-def test_the_default_reserve_is_a_tenth_and_at_least_one() -> None:
-    """None of a single slot; else the larger of 1 and 10 %, rounded up."""
-    assert [0, 1, 1, 1, 2, 4] == [default_reserve(slots) for slots in (1, 2, 8, 10, 11, 32)]
+def test_a_cut_is_not_repeated_for_what_came_before_it() -> None:
+    """While more batch runs than the cap allows, what chat sees moves nothing, and evidence begins anew."""
+    cut = step(beside_chat(), seen(0.1, recent=Evidence(3, 3)))
+    later = step(cut, seen(0.5, slow=2, batch=8))
+    assert (cut.cap, 0.5) == (later.cap, later.since)
+    assert step(later, seen(0.6, slow=2, batch=4)).cap < cut.cap
 
 
-def test_the_youngest_unprotected_requests_are_preempted() -> None:
-    """The least waste: youngest first, protected ones never."""
-    requests = [
-        Candidate("old", 1.0, protected=False),
-        Candidate("young", 3.0, protected=False),
-        Candidate("younger but protected", 4.0, protected=True),
-        Candidate("middle", 2.0, protected=False),
-    ]
-    assert ["young", "middle"] == victims(requests, 2)
-    assert ["young", "middle", "old"] == victims(requests, 9)
-    assert [] == victims(requests, 0)
-    assert [] == victims(requests, -1)
+def test_what_was_known_to_hold_comes_back_after_a_streak() -> None:
+    """The burst was chat's own: after some good requests the cap is near its old mean again, but only once."""
+    now = step(beside_chat(), seen(0.1, recent=Evidence(3, 3)))
+    now = step(now, seen(0.2, good=STREAK, batch=4))
+    for number in range(30):
+        now = step(now, seen(0.3 + number / 10, batch=now.batch_cap))
+    assert 7 > now.cap >= NEAR * 8 * 0.95
+    assert now.known < 8
+
+
+def test_luck_is_no_breach() -> None:
+    """One slow request of any number, and a share of slow ones that a p95 allows, break nothing."""
+    assert not is_broken(Evidence(1, 1))
+    assert not is_broken(Evidence(100, 5))
+    assert not is_broken(Evidence(20, 2))
+    assert is_broken(Evidence(3, 3))
+    assert is_broken(Evidence(40, 9))
+
+
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_more_slow_requests_are_never_better_evidence_for_batch(total: int, slow: int) -> None:
+    """What is broken with some slow requests is broken with one more of as many."""
+    slow = min(slow, total)
+    if is_broken(Evidence(total, slow)):
+        assert is_broken(Evidence(max(total, slow + 1), slow + 1))
+
+
+def test_without_chat_batch_has_all_slots_and_chat_gets_its_cap_back() -> None:
+    """Nobody waits, so nothing is held back; the first chat request is met with what is known."""
+    now = step(beside_chat(), seen(1.0, chat_idle_s=IDLE_S + 1))
+    assert (MOST, State.IDLE) == (now.batch_cap, now.state)
+    assert 8 == step(now, seen(1.1)).batch_cap
+    assert MOST == step(beside_chat(), seen(1.0, chat_idle_s=None)).batch_cap
+
+
+def test_sparse_traffic_neither_opens_nor_closes_the_cap() -> None:
+    """A request every ten seconds is no absence: the cap waits for evidence."""
+    now = beside_chat()
+    for number in range(50):
+        now = step(now, seen(number / 10, chat_idle_s=number / 10))
+    assert 8 == now.batch_cap
+
+
+def test_chat_that_is_slow_on_its_own_costs_batch_nothing() -> None:
+    """Never at zero without cause: no batch ran, so none is to blame, and the state says whose load it is."""
+    alone = replace(beside_chat(cap=3.0), most_batch=0)
+    now = step(alone, seen(0.1, slow=3, recent=Evidence(3, 3), batch=0))
+    assert (3.0, State.OWN_LOAD) == (now.cap, now.state)
+
+
+def test_a_cap_of_nothing_comes_up_again() -> None:
+    """It does not stay at zero: good requests bring it back to one, and so to evidence."""
+    now = replace(beside_chat(cap=0.0), known=0.0)
+    for number in range(200):
+        now = step(now, seen(number / 10, good=1, batch=now.batch_cap))
+    assert now.batch_cap >= 1
+
+
+def test_a_cap_that_batch_does_not_reach_is_not_raised() -> None:
+    """What would be at a cap that nobody used is unknown."""
+    now = beside_chat()
+    for number in range(100):
+        now = step(now, seen(number / 10, good=1, batch=2))
+    assert 8 == now.batch_cap
+
+
+def test_waste_leaves_chat_more_free_slots() -> None:
+    """Chat that preempts again and again throws tokens away: the cap gives way, not more than once in a while."""
+    now = step(beside_chat(), seen(5.0, wasted=WASTE_SHARE * 2))
+    assert (7, State.WASTE) == (now.batch_cap, now.state)
+    assert now.cap == step(now, seen(5.1, wasted=WASTE_SHARE * 2, batch=7)).cap

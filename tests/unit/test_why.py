@@ -29,7 +29,7 @@ def worker(**fields: object) -> WorkerStatus:
 
 
 OPEN = Bucket(None, None, 0, None, None)
-QUEUE = QueueView("q", NOW, frozenset(), OPEN, 12.0, False, True, False, (worker(),))
+QUEUE = QueueView("q", NOW, frozenset(), OPEN, 12.0, False, True, False, None, (worker(),))
 LANE = LaneView("anna", 1, 1, 0)
 JOB = JobRecord("j1", CHAT, "anna", "i:anna", "1-0", "", JobState.WAITING, NOW - 5)
 RECORD = BatchRecord(
@@ -186,3 +186,9 @@ class TestBatch:
     def test_all_that_is_left_runs(self) -> None:
         """Then nothing waits for anything."""
         assert {"running": "3 lines of it run now"} == of_batch(running=3, waiting=0)
+
+
+def test_batch_that_yields_to_chat_everywhere_says_so() -> None:
+    """The fleet's decision is not to be guessed from free slots that stay free."""
+    assert "objective" in of_batch({"yields_for_s": 3.0})
+    assert "objective" not in of_job({"yields_for_s": 3.0})

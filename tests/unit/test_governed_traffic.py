@@ -1,0 +1,78 @@
+"""Recorded chat beside an endless batch on one simulated GPU, in virtual time: what the governor makes of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from llmq.workers.traffic import Arrival, recorded, scaled
+from tests.governing.shared_gpu import Gpu, Outcome, SharedGpu
+from tests.governing.virtual_time import run_virtually
+
+#: About an 8-billion model on a large GPU; and a small engine whose batch is short.
+LARGE = Gpu(64, 30_000, 150, reserve=7, prompt=(100, 800), answer=(100, 400))
+SECONDS = 240.0
+
+
+def arrivals() -> list[Arrival]:
+    """Return four minutes of a conversation service at 7 requests a second."""
+    return scaled(SECONDS, rate=1.4)
+
+
+def run(cap: int | None = None, ttft_p95_s: float | None = None) -> Outcome:
+    """Run them with a fixed cap, or with an objective."""
+    return run_virtually(SharedGpu(LARGE, arrivals(), cap=cap, ttft_p95_s=ttft_p95_s).run())
+
+
+@pytest.fixture(scope="module")
+def alone() -> Outcome:
+    """Chat without any batch."""
+    return run(cap=0)
+
+
+@pytest.fixture(scope="module")
+def governed(alone: Outcome) -> Outcome:
+    """Chat and batch under the governor."""
+    return run(ttft_p95_s=1.15 * alone.p95)
+
+
+def test_the_recording_is_what_was_published() -> None:
+    """Fifteen minutes of the conversation trace; scaling keeps its shape."""
+    all_of_it = list(recorded())
+    assert (4424, Arrival(0.0, 374, 44)) == (len(all_of_it), all_of_it[0])
+    assert all(before.at <= after.at for before, after in itertools.pairwise(all_of_it))
+    assert Arrival(2.1575, 198, 54) == scaled(10, rate=2.0, tokens=0.5)[1]
+
+
+def test_chat_keeps_its_speed(alone: Outcome, governed: Outcome) -> None:
+    """Chat's p95 beside an endless batch stays within the objective's reach of chat alone."""
+    assert governed.p95 <= 1.18 * alone.p95
+
+
+def test_without_a_governor_it_does_not(alone: Outcome) -> None:
+    """The test above can fail: with all slots batch's but the reserve, chat is much slower."""
+    assert run(cap=64).p95 > 1.2 * alone.p95
+
+
+def test_batch_gets_more_than_the_best_fixed_cap_that_holds(alone: Outcome, governed: Outcome) -> None:
+    """The oracle is the highest fixed cap under which chat is as fast. It cannot follow chat; the governor can."""
+    best = max((run(cap=cap) for cap in (2, 4, 6, 8, 10, 14)), key=lambda o: o.made if o.p95 <= governed.p95 else 0)
+    assert governed.made > 0.85 * best.made
+
+
+def test_little_is_thrown_away(governed: Outcome) -> None:
+    """Under 5 % of all batch tokens."""
+    assert governed.wasted_share < 0.05
+
+
+def test_the_cap_does_not_swing_between_nothing_and_all(governed: Outcome) -> None:
+    """After the first minute it is neither at zero nor open for long while chat is there."""
+    caps = [cap for at, cap in governed.caps if at > 60]
+    assert sum(cap <= 0 for cap in caps) < 0.2 * len(caps)
+    assert sum(cap >= 50 for cap in caps) < 0.05 * len(caps)
+
+
+def test_the_same_run_gives_the_same_figures(governed: Outcome, alone: Outcome) -> None:
+    """Virtual time: nothing depends on the machine."""
+    assert governed.firsts == run(ttft_p95_s=1.15 * alone.p95).firsts
