@@ -11,6 +11,8 @@ from tests.contract.project import PRODUCT, ROOT, files_in, texts
 
 TESTS = ROOT / "tests"
 
+#: What each folder is for stands in CONTRIBUTING.md; `engine` and `data` hold what tests use,
+#: and so does `governing`, traffic in virtual time.
 FOLDERS = {"unit", "fake", "redis", "system", "contract", "chaos", "governing", "engine", "data"}
 
 #: Paths of a developer's machine, and hosts that packages come from; no file needs either.
