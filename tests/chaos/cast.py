@@ -78,7 +78,8 @@ class Place:
             engine_up = self._simulated or (self.engine and self.engine.said("ready"))
             if engine_up and not self._hold_worker and self.worker is None:
                 options = [self.url, str(self._journal.path), f"w{self.number}", self.engine_url]
-                self.worker = self._process("tests.chaos.worker", *options)
+                slots = ["--concurrency=64"] if self._simulated else []  # answers at once: what counts is the queue
+                self.worker = self._process("tests.chaos.worker", *options, *slots)
             if self.worker is not None and not self.up:
                 self._note_up(self.worker)
             await asyncio.sleep(PAUSE_S)
