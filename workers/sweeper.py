@@ -193,15 +193,18 @@ class Sweeper:
 
     async def _recount_results(self) -> None:
         """Set the bytes of results held right: those of batches whose TTL is over went without a word."""
-        before = int(await self._redis.get(self._keys.held) or 0)
         ids = [name.decode() for name in cast(list[bytes], await self._redis.zrange(self._keys.batches, 0, -1))]
-        total, gone = 0, []
-        for first in range(0, len(ids), BATCHES_AT_ONCE):
+        before, total, gone = 0, 0, []
+        for first in range(0, max(1, len(ids)), BATCHES_AT_ONCE):
             some = ids[first : first + BATCHES_AT_ONCE]
-            pipe: Any = self._redis.pipeline(transaction=False)
+            # In one step with the sum: what is finished between the two would be counted twice.
+            pipe: Any = self._redis.pipeline(transaction=True)
+            pipe.get(self._keys.held)
             for batch_id in some:
                 pipe.hmget(self._keys.batch(batch_id), "id", "bytes")
-            for batch_id, (known, size) in zip(some, await pipe.execute(), strict=True):
+            held, *rows = await pipe.execute()
+            before = before if first else int(held or 0)
+            for batch_id, (known, size) in zip(some, rows, strict=True):
                 total += int(size or 0)
                 if known is None:
                     gone.append(batch_id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from redis.asyncio import Redis
 
@@ -31,6 +33,30 @@ async def test_results_that_went_with_their_ttl_are_no_longer_counted(redis: Red
     assert b"40" == await redis.get(KEYS.held)
     assert [b"lives", b"empty"] == await redis.zrange(KEYS.batches, 0, -1)
     assert 0 < await redis.ttl(KEYS.held)
+
+
+async def test_what_is_finished_during_the_recount_is_counted_once(redis: Redis) -> None:
+    """A line that ends between two looks at Redis is in the sum or comes on top of it, never both (F-095)."""
+    await redis.zadd(KEYS.batches, {"lives": 1})
+    await redis.hset(KEYS.batch("lives"), mapping={"id": "lives", "bytes": 40})
+    await redis.set(KEYS.held, 40, ex=60)
+
+    class Finishing:
+        """The client, with a line of 2 bytes that ends after each of its calls."""
+
+        def __getattr__(self, name: str) -> Any:
+            call = getattr(redis, name)
+
+            async def then_a_line_ends(*arguments: Any, **options: Any) -> Any:
+                answer = await call(*arguments, **options)
+                await redis.hincrby(KEYS.batch("lives"), "bytes", 2)
+                await redis.incrby(KEYS.held, 2)
+                return answer
+
+            return call if name == "pipeline" else then_a_line_ends
+
+    await Sweeper(cast(Redis, Finishing()), KEYS, "w", Contact(10.0), lambda: 10.0, nobody)._recount_results()
+    assert await redis.hget(KEYS.batch("lives"), "bytes") == await redis.get(KEYS.held)
 
 
 async def test_where_nothing_is_held_no_key_is_made(redis: Redis) -> None:

@@ -19,6 +19,8 @@ class TcpProxy:
         self._server_port = server_port
         self._open = asyncio.Event()
         self._open.set()
+        self._replies = asyncio.Event()
+        self._replies.set()
         self._ends: set[asyncio.StreamWriter] = set()
 
     @property
@@ -30,10 +32,15 @@ class TcpProxy:
         """Be a black hole: connections stay open, and nothing arrives until `heal`."""
         self._open.clear()
 
+    def deafen(self) -> None:
+        """Be half open: what is asked arrives and is done, and no reply comes back until `heal`."""
+        self._replies.clear()
+
     def heal(self) -> None:
         """Be a good network; what was swallowed arrives now, as after a retransmission."""
         self.delay = 0.0
         self._open.set()
+        self._replies.set()
 
     def cut(self) -> None:
         """Reset all connections; new ones are taken."""
@@ -47,15 +54,20 @@ class TcpProxy:
             await self._open.wait()
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
             self._ends.add(far_writer)
-            await asyncio.gather(self._carry(reader, far_writer), self._carry(far_reader, writer))
+            there, back = self._carry(reader, far_writer), self._carry(far_reader, writer, replies=True)
+            await asyncio.gather(there, back)
             self._ends.discard(far_writer)
         self._ends.discard(writer)
         writer.close()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool = False
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
                 await self._open.wait()
+                if replies:
+                    await self._replies.wait()
                 await asyncio.sleep(self.delay)
                 writer.write(data)
                 await writer.drain()
