@@ -98,6 +98,11 @@ async def _forget_unknown(desk: Desk) -> None:
 _FENCE = "return not pending.err and pending[1] ~= nil and pending[1][4] == tonumber(delivery)"
 _NO_FENCE = "return redis.call('XLEN', stream) > 0 and #redis.call('XRANGE', stream, entry, entry) > 0"
 _RECREATE = "redis.call('XGROUP', 'CREATE', stream, 'workers', 0)\n  return redis.call(...) or {}"
+_KNOWN = (
+    "if known then return "
+    "{known_digest and digest ~= '' and known_digest ~= digest and 'differs' or 'exists', known} end"
+)
+
 _SAVE = "if b.tokens then redis.call('HSET', bucket, 'tokens', b.tokens, 'at', math.max(b.at, now)) end"
 _CHAT = "while not set.paused_i and not unsure and #jobs < room do"
 _NO_CHAT = "while redis.call('EXISTS', ready_b) == 0 and #jobs < room do"
@@ -170,7 +175,7 @@ GUARDS = {
             "idempotent submit",
             ("G3",),
             "`submit_job` does not look whether it knows the id",
-            (Edit("submit_job", "if known then return {'exists', known} end"),),
+            (Edit("submit_job", _KNOWN),),
         ),
         Guard(
             "suspects apart",
