@@ -66,7 +66,6 @@ async def _ask(setting: Setting, worker: Worker) -> Figures:
         "p50": _percentile(starts, 0.5),
         "p99": _percentile(starts, 0.99),
         "bell p50": _percentile(bells, 0.5),
-        "bell p99": _percentile(bells, 0.99),
         "bare loop p50": _percentile(loops, 0.5),
         "bare loop p99": _percentile(loops, 0.99),
         "times the bare loop": _percentile(starts, 0.5) / _percentile(loops, 0.5),

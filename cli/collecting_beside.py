@@ -7,7 +7,7 @@ so whoever takes the results has to take them while the file is still being queu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from llmq.cli.errors import Interrupted
@@ -20,13 +20,21 @@ from llmq.scheduler.output import Output
 
 
 class CollectingBeside:
-    """Collects a batch into an output from the start, and shows it once the batch is queued."""
+    """Collects a batch into an output from the start, and shows it once the batch is queued (`on_queued`)."""
 
-    def __init__(self, batches: Batches, batch_id: str, out: Output, collector: str | None) -> None:
+    def __init__(
+        self,
+        batches: Batches,
+        batch_id: str,
+        out: Output,
+        collector: str | None,
+        on_queued: Callable[[BatchRecord], None] = lambda record: None,
+    ) -> None:
         self._batches = batches
         self._batch_id = batch_id
         self._out = out
         self._collector = collector
+        self._on_queued = on_queued
         self._shown: Meter | None = None
 
     async def run(self, feeding: Coroutine[Any, Any, None]) -> Collected:
@@ -39,6 +47,7 @@ class CollectingBeside:
                 return collect.result()  # raises: the output takes no more, so there is no use in queueing more
             await feed
             record = await self._batches.show(self._batch_id, patient=True)
+            self._on_queued(record)
             with meter("running", total=record.total, begin=record.done) as self._shown:
                 show(self._shown, record)
                 return await collect

@@ -204,19 +204,23 @@ async def _wait(
     out: ResultFile | ResultStream | None,
 ) -> int:
     """Queue the file and wait for the end of its batch; its results are taken meanwhile."""
+
+    def say_queued(record: BatchRecord) -> None:
+        if not asked.json:
+            notice(f"queued {count_of(record.lines, 'line')} as {batch_id}")
+
     try:
         if out is None:
             await feeding
             record = await batches.show(batch_id)
-            if not asked.json:
-                notice(f"queued {count_of(record.lines, 'line')} as {batch_id}")
+            say_queued(record)
             collected = await wait_for(batches, record)
         else:
             if not asked.json:
                 notice(f"queueing as {batch_id}")
             # Into a pipe the results are handed over as well; a file says so by itself.
             collector = None if isinstance(out, ResultFile) else collector_of_stream()
-            collected = await CollectingBeside(batches, batch_id, out, collector).run(feeding)
+            collected = await CollectingBeside(batches, batch_id, out, collector, say_queued).run(feeding)
     except asyncio.CancelledError:
         raise Interrupted(f"interrupted; the batch goes on. Its results: {asked.collect_later(batch_id)}") from None
     say_ended(collected, asked.out, where_options(asked.loaded))

@@ -16,6 +16,7 @@ import redis.asyncio
 from redis.exceptions import NoScriptError, ResponseError
 
 from llmq.scheduler import scripts
+from llmq.scheduler.routed import Routed
 from llmq.scheduler.scripts import Call
 
 T = TypeVar("T")
@@ -30,14 +31,14 @@ _FOR: tuple[str, ...] = ("EVALSHA",) if redis.VERSION < (5, 3) else ()
 class ScriptCalls:
     """Calls scripts for whoever holds it; make one for a client, not for a call: it keeps connections of its pool.
 
-    They are closed with the client. A cluster has a pool for each node, and finds the node for each command: there
-    every call goes redis-py's way.
+    They are closed with the client. Of several servers (Sentinel, Cluster) the right one is found for each command:
+    there every call goes the client's own way.
     """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
         self._kept: list[Any] = []
-        self._left = MOST_KEPT if isinstance(client, redis.asyncio.Redis) else 0
+        self._left = 0 if isinstance(client, Routed) else MOST_KEPT
 
     async def run(self, call: Call[T]) -> T:
         """Make one call; as `scripts.run`."""

@@ -21,6 +21,7 @@ from llmq.scheduler.connection import connect_sync, redis_errors
 from llmq.scheduler.handles import AsyncJobHandle
 from llmq.scheduler.job import Job, TrafficClass
 from llmq.scheduler.queue import new_job_id
+from llmq.scheduler.routed_sync import SyncRouted
 from llmq.scheduler.settings import check_tenant
 from llmq.scheduler.waiting import Listener
 
@@ -39,8 +40,8 @@ class DirectLine:
         self._client_id = client_id
         self._tenant = tenant
         self._redis = connect_sync(url, max_connections=max_connections, client_name="llmq-client")
-        # A cluster has a pool for each node, and finds the node for each command.
-        self._may_keep = isinstance(self._redis, Redis)
+        # Of several servers (Sentinel, Cluster) the right one is found for each command.
+        self._may_keep = not isinstance(self._redis, SyncRouted)
         self._kept: list[_KeptConnection] = []
 
     def submit(

@@ -13,6 +13,7 @@ from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.lease import ErrorCode
 from llmq.scheduler.measures import Measures
 from llmq.scheduler.queue import Queue
+from llmq.scheduler.totals import sums
 from llmq.scheduler.units import Rate
 from tests.scripted_queue import T0, ScriptedQueue
 
@@ -68,6 +69,7 @@ async def test_an_empty_queue_has_zeros_and_nulls(queue: ScriptedQueue, jobs: Qu
         "lanes": 0,
         "lanes_cut": False,
         "results_bytes": 0,
+        "totals": dict.fromkeys(sums({}), 0),
     } == await status(jobs)
 
 
