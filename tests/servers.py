@@ -33,8 +33,9 @@ COMMON_OPTIONS = ("--bind", "127.0.0.1", "--save", "", "--maxmemory-policy", "no
 
 VOLATILE = ("--appendonly", "no")
 
-#: The settings of the embedded server: without the preamble a data folder can move between Valkey and Redis.
-DURABLE = ("--appendonly", "yes", "--appendfsync", "everysec", "--aof-use-rdb-preamble", "no")
+#: As the embedded server, but for one thing: with `everysec` a server that waits for a slow disk holds back its log for
+#: up to two seconds, and what it then acknowledges dies with it. A test that kills has to know what is there.
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--aof-use-rdb-preamble", "no")
 
 
 class RunningServer(Protocol):
