@@ -103,7 +103,7 @@ async def read_lane(queue: Queue, lane: str, now: float) -> LaneView:
     if stored is None:  # it has ended
         return LaneView("", None, 0, 0)
     known = stored.decode(errors="replace")
-    letter, (tenant, due) = known[1], known[3:].split("|", 1)
+    letter, (tenant, _, due) = known[1:2], known[3:].partition("|")
     member = f"{tenant}|{due}|{lane}"
     pipe = queue.redis.pipeline(transaction=False)
     pipe.zrank(keys.ready(letter), tenant)
