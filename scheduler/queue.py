@@ -113,7 +113,7 @@ class Queue:
         pipe.hget(self.keys.config, "virtual")
         pipe.eval_ro(_TIME, 1, self.keys.config)
         virtual, (seconds, micros) = await pipe.execute()
-        return int(virtual) if virtual else int(seconds) * 1000 + int(micros) // 1000
+        return whole(virtual) or int(seconds) * 1000 + int(micros) // 1000
 
     # --- single jobs ------------------------------------------------------------------------------------------------
 

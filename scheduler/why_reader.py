@@ -17,6 +17,7 @@ from llmq.scheduler.job_record import NEVER_MS
 from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.state import JobState
+from llmq.scheduler.stored_number import whole
 from llmq.scheduler.why_view import BatchView, JobView, LaneView, QueueView
 
 #: Jobs of a lane that are counted, and bytes of them that the server looks at: it answers nobody else meanwhile.
@@ -86,7 +87,7 @@ async def read_queue_view(queue: Queue) -> QueueView:
         chat_waits=bool(chat_waits),
         preempt=live.preempt,
         yields_for_s=_yields_for_s(config.get(b"yields_b", b""), now_ms),
-        cap_reached=int(batch_jobs or 0) >= live.cap_batch,
+        cap_reached=whole(batch_jobs) >= live.cap_batch,
         workers=tuple(await read_workers(queue)),
     )
 

@@ -208,6 +208,8 @@ class Sweeper:
                 pipe.hmget(self._keys.batch(batch_id), "id", "bytes")
             held, *rows = await pipe.execute()
             before = before if first else whole(held)
+            if held is not None and not held.isdigit():  # somebody wrote what is no number: counting begins anew
+                await self._redis.delete(self._keys.held)
             for batch_id, (known, size) in zip(some, rows, strict=True):
                 total += whole(size)
                 if known is None:

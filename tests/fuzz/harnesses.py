@@ -6,6 +6,7 @@ What comes out of a reader is used as the product uses it: a job is sent, a reco
 from __future__ import annotations
 
 import asyncio
+import functools
 import gzip
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -61,7 +62,11 @@ VLLM = EngineInfo("vllm", "http://h", ("m",), 4, continues=next(iter(Continues))
 
 def lines(data: bytes) -> None:
     """One line of an input file, in all its forms; what was taken is stored and read back the same."""
-    for parse in (lambda: parse_line(data, "line-1"), lambda: parse_request(data, CHAT)):
+    parsers: list[Callable[[], tuple[str, Job]]] = [
+        lambda: parse_line(data, "line-1"),
+        lambda: parse_request(data, CHAT),
+    ]
+    for parse in parsers:
         try:
             _, job = parse()
         except BadLine:
@@ -198,16 +203,17 @@ async def _stream(url: str, data: bytes) -> None:
 def settings(data: bytes) -> None:
     """What people write: durations, rates, sizes, windows, live settings, URLs."""
     text = data.decode(errors="surrogateescape")
-    for parse in (
+    parsers: list[Callable[[], object]] = [
         lambda: format_duration(parse_duration(text)),
         lambda: format_rate(parse_rate(text)),
         lambda: parse_size(text),
         lambda: plan_state(expand(parse_windows(text), NOW_MS), NOW_MS),
         lambda: parse_redis_url(text),
-        *(lambda name=setting.name: stored_value(name, text) for setting in LIVE_SETTINGS),  # type: ignore[misc]
+        *(functools.partial(stored_value, setting.name, text) for setting in LIVE_SETTINGS),
         lambda: stored_value("weight.ann", text),
         lambda: stored_value(text, "1"),
-    ):
+    ]
+    for parse in parsers:
         try:
             parse()
         except UsageError:

@@ -84,7 +84,7 @@ GARBAGE_HASHES: dict[str, dict[Any, Any]] = {
     KEYS.config: GARBAGE_SETTINGS,
     KEYS.bucket: {"tokens": "nan", "at": "abc", "start": "x", "since": "-", "dry": "abc", "exhausted": "x",
                   "dry_ms": "1.5"},
-    KEYS.lanes: {"ghost": "nonsense", NO_TEXT: NO_TEXT, "i:z": "+z|t|0", "batch:z": "+b|t|x", "b:y": "+b|t|99999999999999999999"},
+    KEYS.lanes: {"ghost": "?", NO_TEXT: NO_TEXT, "i:z": "+z|t|0", "batch:z": "+b|t|x", "b:y": "+b|t|" + "9" * 20},
     KEYS.tries: {"ghost": "x", NO_TEXT: NO_TEXT, "i:default|1-1": "many attempts"},
     KEYS.counts: {"i": "abc", "b": "1.5"},
     KEYS.totals: {"dead|batch": "abc", NO_TEXT: ENDLESS, "retries|batch": ENDLESS},
@@ -201,7 +201,8 @@ def test_malformed_jobs_become_dead_letters(
     ask(system_redis_url)
     expected = len(MALFORMED) + len(ODD_ENTRIES) + 1  # and the letter that was planted
     until(lambda: client.xlen(KEYS.dead) >= expected, f"{expected} dead letters")
-    codes = [fields.get(b"code") for _, fields in client.xrange(KEYS.dead)]
+    letters: Any = client.xrange(KEYS.dead)
+    codes = [fields.get(b"code") for _, fields in letters]
     assert len(MALFORMED) + len(ODD_ENTRIES) == codes.count(b"malformed_job")
     assert 0 == client.xlen(KEYS.lane("i:default"))
     assert worker.process.poll() is None
@@ -216,7 +217,8 @@ def test_a_malformed_line_harms_no_other(worker: Started, client: Redis, system_
         client.xadd(lane, {"k": f"added-{number}", "d": data}, id=f"{number}-0")
     assert 0 == llmq("resume", "batch", url=system_redis_url).code
     output = tmp_path / "out.jsonl"
-    done = llmq("batch", "results", batch_id, "--wait", "-o", output, url=system_redis_url)
+    until(lambda: client.hget(KEYS.batch(batch_id), "status") == b"completed", "the end of the batch")
+    done = llmq("batch", "results", batch_id, "-o", output, url=system_redis_url)
     assert done.code in (0, 3), done.err
     assert set(ids(5)) <= set(ids_in(output))
     assert {f"added-{number}" for number in range(1000, 1000 + len(MALFORMED))} <= set(ids_in(output))
