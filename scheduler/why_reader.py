@@ -17,7 +17,7 @@ from llmq.scheduler.job_record import NEVER_MS
 from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.state import JobState
-from llmq.scheduler.stored_number import whole
+from llmq.scheduler.stored_number import finite, whole
 from llmq.scheduler.why_view import BatchView, JobView, LaneView, QueueView
 
 #: Jobs of a lane that are counted, and bytes of them that the server looks at: it answers nobody else meanwhile.
@@ -77,7 +77,7 @@ async def read_queue_view(queue: Queue) -> QueueView:
     config, bucket, batch_jobs, chat_waits, batch_waits, newest = await pipe.execute()
     live, now_ms = LiveSettings.from_hash(config), await queue.now_ms()
     moved = bool(config.get(b"plan"))  # the deadline counts from when a window opened
-    last_ms = max(float(bucket.get(b"start", 0)), float(bucket.get(b"since", 0)), newest[0][1] if newest else 0)
+    last_ms = max(finite(bucket.get(b"start"), 0.0), finite(bucket.get(b"since"), 0.0), newest[0][1] if newest else 0)
     return QueueView(
         name=queue.name,
         now=now_ms / 1000,
@@ -93,7 +93,7 @@ async def read_queue_view(queue: Queue) -> QueueView:
 
 
 def _yields_for_s(stored: bytes, now_ms: int) -> float | None:
-    left_ms = int(stored) - now_ms if stored.isdigit() else 0
+    left_ms = whole(stored) - now_ms if stored.isdigit() else 0
     return left_ms / 1000 if left_ms > 0 else None
 
 

@@ -36,7 +36,7 @@ end
 -- A time in ms for which something is kept: PEXPIRE refuses others, in the middle of a script.
 local function keep_ms(text, default)
   local ms = finite(text)
-  return ms and ms >= 1 and ms <= 1e12 and math.floor(ms) or default
+  return ms and ms >= 1 and ms <= 1e12 and ms % 1 == 0 and ms or default
 end
 
 -- A tenant's weight, within what `llmq set` takes: it divides.
