@@ -321,7 +321,8 @@ local function end_batch_when_done(lane, meta, stream, back, batch, results, now
   if not status then -- lines that somebody added by hand, to a batch that there is not: they leave nothing for ever
     redis.call('PEXPIRE', batch, keep)
     redis.call('PEXPIRE', results, keep)
-    if redis.call('XLEN', stream) == 0 then remove_lane(lane, meta, stream, back) end
+    local last = redis.call('XLEN', stream) == 0
+    if last then remove_lane(lane, meta, stream, back) end
     return true
   end
   if sealed ~= '1' or done < (finite(total) or math.huge) then return false end
