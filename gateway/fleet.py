@@ -18,6 +18,7 @@ from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.measures import merge
 from llmq.scheduler.outage import REDIS_ERRORS
 from llmq.scheduler.queue import Queue
+from llmq.scheduler.stored_number import whole
 
 #: How old a look may be: heartbeats come every 2.5 s.
 FRESH_S = 1.0
@@ -92,7 +93,7 @@ class Fleet:
             self.steady_since = None
             raise
         self.steady_since = self.steady_since or time.monotonic()
-        jobs = {cls: int(counts.get(cls.letter.encode(), 0)) for cls in TrafficClass}
+        jobs = {cls: whole(counts.get(cls.letter.encode())) for cls in TrafficClass}
         self._view, self._seen_at = FleetView(tuple(workers), jobs), time.monotonic()
         return self._view
 

@@ -101,6 +101,7 @@ class ApiKey:
         """Read the stored form; raises EncodingError for what `encode` cannot have written."""
         try:
             record: Mapping[str, Any] = orjson.loads(data)
+            _check(record)
             return cls(
                 key_id,
                 record["tenant"],
@@ -112,7 +113,7 @@ class ApiKey:
                 record["expires_at"],
                 record["revoked_at"],
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise EncodingError(f"key {key_id}", f"is not a stored API key ({type(error).__name__})") from None
 
     def to_json(self, now: float) -> dict[str, Any]:
@@ -130,6 +131,21 @@ class ApiKey:
             "expires_at": self.expires_at,
             "revoked_at": self.revoked_at,
         }
+
+
+def _check(record: Mapping[str, Any]) -> None:
+    """Raise TypeError where a field is of a type that would stop whoever compares keys."""
+    texts = (record["tenant"], record["digest"], record["name"])
+    limits = (record["rpm"], record["tpm"], record["concurrency"])
+    times = (record["expires_at"], record["revoked_at"])
+    if not (
+        all(isinstance(text, str) for text in texts)
+        and record["digest"].isascii()
+        and all(limit is None or type(limit) is int for limit in limits)
+        and all(at is None or type(at) in (int, float) for at in times)
+        and type(record["created_at"]) in (int, float)
+    ):
+        raise TypeError("a field of another type")
 
 
 def new_secret() -> str:

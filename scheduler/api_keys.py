@@ -18,6 +18,7 @@ from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.key_scripts import keep_key
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.settings import check_tenant
+from llmq.scheduler.stored_number import whole
 
 #: Every gateway holds all keys of its queue in memory, and reads them again when one is changed.
 MOST_KEYS = 10_000
@@ -97,12 +98,12 @@ class ApiKeys:
 
     async def stamp(self) -> int:
         """Return what changes with every change of a key; 0 while none has ever been made."""
-        return int(await self._redis.hget(self._name, STAMP) or 0)
+        return _stamp(await self._redis.hget(self._name, STAMP))
 
     async def ring(self) -> KeyRing:
         """Return all keys. What cannot be read (by hand, of a newer llmq) opens nothing."""
         stored: dict[bytes, bytes] = await self._redis.hgetall(self._name)
-        stamp, keys = int(stored.pop(STAMP, 0)), {}
+        stamp, keys = _stamp(stored.pop(STAMP, None)), {}
         for name, data in stored.items():
             try:
                 keys[name.decode()] = ApiKey.decode(name.decode(), data)
@@ -130,6 +131,11 @@ class ApiKeys:
         gone = [key.id for key in (await self.ring()).keys.values() if _forgotten(key, now)]
         if gone:
             await self._redis.hdel(self._name, *gone)
+
+
+def _stamp(stored: bytes | None) -> int:
+    """Read the stamp. One that somebody changed still says that there were keys: it opens nothing."""
+    return 0 if stored is None else max(1, whole(stored))
 
 
 def check_name(name: str) -> str:

@@ -24,6 +24,9 @@ COLLECTOR = "collector:"
 #: Why a batch does not go on though it waits: nobody takes its results away.
 RESULTS_NOT_COLLECTED = "results not collected"
 
+#: More digits than any number of a record has.
+_MOST_DIGITS = 18
+
 #: Crockford's base 32: sorts as its numbers do, and has no letters that are mistaken for one another.
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -236,7 +239,7 @@ class _Hash:
         value = self._fields.get(name.encode())
         if value is None and default is not None:
             return default
-        if value is None or not value.isdigit():
+        if value is None or not value.isdigit() or len(value) > _MOST_DIGITS:
             raise self._broken(name, "is missing" if value is None else f"is {value[:20]!r}, not a number")
         return int(value)
 

@@ -145,7 +145,7 @@ class Batches:
     async def ls(self, limit: int = 100) -> list[BatchRecord]:
         """Return the newest batches, the newest first."""
         names = cast(list[bytes], await self._redis.zrevrange(self._keys.batches, 0, limit - 1))
-        records = await read_batches(self._redis, self._keys, [scripts.text(name) for name in names])
+        records = await read_batches(self._redis, self._keys, [name.decode(errors="replace") for name in names])
         return [record for record in records if record is not None]
 
     async def wait(self, batch_id: str) -> BatchRecord:

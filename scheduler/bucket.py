@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmq.scheduler.limit import Limit
+from llmq.scheduler.stored_number import finite
 from llmq.scheduler.windows import PlanState, plan_state
 
 
@@ -51,23 +52,23 @@ class Bucket:
 
 def plain_limit(config: Mapping[bytes, bytes]) -> Limit | None:
     """Return the limit that `llmq rate` set, whatever windows say now."""
-    rate, burst, unit = (config.get(name, b"").decode() for name in (b"rate", b"burst", b"unit"))
+    rate, burst, unit = (config.get(name, b"").decode(errors="replace") for name in (b"rate", b"burst", b"unit"))
     return Limit.stored(rate, burst, unit)
 
 
 def bucket_of(config: Mapping[bytes, bytes], bucket: Mapping[bytes, bytes], now_ms: int) -> Bucket:
     """Return the bucket as the next claim would find it."""
-    plan = plan_state(config.get(b"plan", b"").decode(), now_ms)
+    plan = plan_state(config.get(b"plan", b"").decode(errors="replace"), now_ms)
     limit = _in_force(plan, config)
-    exhausted = int(bucket.get(b"exhausted", 0))
-    dry_ms = int(bucket.get(b"dry_ms", 0))
-    dry_since = bucket.get(b"dry")
+    exhausted = int(finite(bucket.get(b"exhausted"), 0))
+    dry_ms = finite(bucket.get(b"dry_ms"), 0)
+    dry_since = finite(bucket.get(b"dry"), 0)
     return Bucket(
         limit,
         _tokens(limit, bucket, now_ms),
         exhausted,
         dry_ms / exhausted / 1000 if exhausted else None,
-        max(0, now_ms - int(dry_since)) / 1000 if dry_since else None,
+        max(0, now_ms - dry_since) / 1000 if dry_since else None,
         dry_ms / 1000,
         plan.action != "closed",
         plan.changes_at_ms,
@@ -87,6 +88,6 @@ def _in_force(plan: PlanState, config: Mapping[bytes, bytes]) -> Limit | None:
 def _tokens(limit: Limit | None, bucket: Mapping[bytes, bytes], now_ms: int) -> float | None:
     if limit is None:
         return None
-    held = float(bucket.get(b"tokens", limit.burst))
-    elapsed_ms = max(0.0, now_ms - float(bucket.get(b"at", now_ms)))
+    held = finite(bucket.get(b"tokens"), limit.burst)
+    elapsed_ms = max(0.0, now_ms - finite(bucket.get(b"at"), now_ms))
     return min(limit.burst, held + elapsed_ms * limit.rate.per_second / 1000)

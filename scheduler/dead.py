@@ -28,6 +28,7 @@ from llmq.scheduler.lease import batch_of
 from llmq.scheduler.queue import Queue, new_job_id
 from llmq.scheduler.retrying import cost_of
 from llmq.scheduler.scripts import SubmitLine
+from llmq.scheduler.stored_number import whole
 
 #: Bytes of letters that the server looks at in one call: it answers nobody else meanwhile.
 _PAGE_BYTES = 4 * 2**20
@@ -267,7 +268,10 @@ def _owner(letter: DeadLetter) -> str:
 def _letter(row: list[Any]) -> DeadLetter:
     """Read a letter. What is missing (another version wrote it) is empty or 0."""
     identity, size, *flat = row
-    fields = {name.decode(): value.decode(errors="replace") for name, value in zip(flat[::2], flat[1::2], strict=True)}
+    fields = {
+        name.decode(errors="replace"): value.decode(errors="replace")
+        for name, value in zip(flat[::2], flat[1::2], strict=True)
+    }
     letter_id = identity.decode()
     return DeadLetter(
         id=letter_id,
@@ -301,4 +305,4 @@ def _age(letter: DeadLetter) -> tuple[int, int]:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return whole(text) if text.isascii() and text.isdigit() else 0

@@ -14,6 +14,7 @@ from typing import Any, cast
 from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.redis_url import redact
+from llmq.scheduler.stored_number import finite, whole
 
 #: More workers than any queue has; keeps one look bounded.
 MAX_WORKERS = 1000
@@ -103,18 +104,23 @@ async def read_workers(queue: Queue) -> list[WorkerStatus]:
         return []
     pipe = cast(Any, queue.redis.pipeline(transaction=False))
     for name, _ in listed:
-        pipe.hgetall(queue.keys.worker(name.decode()))
+        pipe.hgetall(queue.keys.worker(name.decode(errors="replace")))
     pipe.hget(queue.keys.config, "lease")
-    *heartbeats, lease = await pipe.execute()
+    *heartbeats, lease = await pipe.execute(raise_on_error=False)
+    if isinstance(lease, Exception):
+        raise lease
     lease_s = LiveSettings.from_hash({b"lease": lease or b""}).lease_s
     now_ms = await queue.now_ms()
     # A worker without a heartbeat is gone; its name is taken from the list by the next sweep.
     found = [
         worker_of(
-            {name.decode(): value.decode(errors="replace") for name, value in heartbeat.items()}, seen, now_ms, lease_s
+            {name.decode(errors="replace"): value.decode(errors="replace") for name, value in heartbeat.items()},
+            finite(seen, 0.0),
+            now_ms,
+            lease_s,
         )
         for (_, seen), heartbeat in zip(listed, heartbeats, strict=True)
-        if heartbeat
+        if heartbeat and not isinstance(heartbeat, Exception)  # somebody may have put another type of key there
     ]
     return sorted(found, key=lambda worker: worker.id)
 
@@ -157,15 +163,12 @@ def _unclaimed_ms(fields: Mapping[str, str]) -> int:
 
 
 def _number(fields: Mapping[str, str], name: str) -> int:
-    try:
-        return int(fields.get(name, "0"))
-    except ValueError:
-        return 0
+    return whole(fields.get(name))
 
 
 def _names(fields: Mapping[str, str], name: str) -> tuple[str, ...]:
     try:
         names = json.loads(fields.get(name, "[]"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
-    return tuple(str(item) for item in names) if isinstance(names, list) else ()
+    return tuple(str(item).encode(errors="replace").decode() for item in names) if isinstance(names, list) else ()

@@ -15,6 +15,9 @@ PER_DOUBLING = 8
 SHORTEST_S = 0.001
 LAST_BUCKET = PER_DOUBLING * 30
 
+#: Above any count, and any sum of seconds: a text that says more is none of ours.
+_MOST = 10**15
+
 
 class Histogram:
     """Counts of durations; `total_s` is their exact sum."""
@@ -76,9 +79,13 @@ class Histogram:
         if text:
             total, *pairs = text.split(" ")
             histogram.total_s = float(total)
+            if not 0 <= histogram.total_s <= _MOST:
+                raise ValueError("expected seconds")
             for pair in pairs:
                 bucket, _, count = pair.partition(":")
-                histogram._counts[min(LAST_BUCKET, max(0, int(bucket)))] = int(count)
+                if not 0 <= (counted := int(count)) <= _MOST:
+                    raise ValueError("expected a count")
+                histogram._counts[min(LAST_BUCKET, max(0, int(bucket)))] = counted
         return histogram
 
 

@@ -37,7 +37,7 @@ def decode_deltas(data: bytes) -> list[Delta]:
     try:
         rows = msgpack.unpackb(data)
         deltas = [Delta(*row) for row in rows]
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException, RecursionError) as error:
         raise EncodingError("inbox", f"holds no deltas ({type(error).__name__})") from None
     for delta in deltas:
         if not (isinstance(delta.job_id, str) and isinstance(delta.text, str) and isinstance(delta.chunk, bytes)):

@@ -19,6 +19,7 @@ from llmq.scheduler.lease import batch_of
 from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.measures import Figures, merge
 from llmq.scheduler.queue import Queue
+from llmq.scheduler.stored_number import finite, whole
 from llmq.scheduler.totals import read_totals, sums
 
 __all__ = ["ClassStatus", "QueueStatus", "WorkerStatus", "read_status", "read_workers"]
@@ -230,18 +231,19 @@ async def read_status(queue: Queue) -> QueueStatus:
 
 def _objective(shared: _Shared, now_ms: int) -> ChatObjective:
     asked = LiveSettings.from_hash(shared.config)
-    yields_until = shared.config.get(b"yields_b", b"0")
     return ChatObjective(
         ttft_p95_s=asked.ttft_p95_s,
         itl_p95_s=asked.itl_p95_s,
-        yields=yields_until.isdigit() and int(yields_until) > now_ms,
+        yields=whole(shared.config.get(b"yields_b")) > now_ms,
         decisions=tuple(_decision(entry, fields) for entry, fields in shared.decisions),
     )
 
 
 def _decision(entry: bytes, fields: Mapping[bytes, bytes]) -> Decision:
-    seen, far_over, workers = (int(fields.get(name, b"0")) for name in (b"seen", b"far_over", b"workers"))
-    return Decision(_milliseconds(entry) / 1000, fields.get(b"batch", b"").decode(), seen, far_over, workers)
+    seen, far_over, workers = (whole(fields.get(name)) for name in (b"seen", b"far_over", b"workers"))
+    return Decision(
+        _milliseconds(entry) / 1000, fields.get(b"batch", b"").decode(errors="replace"), seen, far_over, workers
+    )
 
 
 def _class_status(
@@ -251,7 +253,7 @@ def _class_status(
     running, delayed = sum(lane.running for lane in mine), sum(lane.delayed for lane in mine)
     since = [lane.waits_since_ms for lane in mine if lane.waits_since_ms is not None]
     # The count of all that lives is exact and costs nothing; what of it waits is the rest.
-    alive = int(shared.counts.get(cls.letter.encode(), 0))
+    alive = whole(shared.counts.get(cls.letter.encode()))
     return ClassStatus(
         waiting=max(0, alive - running - delayed),
         running=running,
@@ -273,7 +275,7 @@ async def _read_shared(queue: Queue) -> _Shared:
     pipe.hgetall(keys.totals)
     pipe.xrevrange(keys.decisions, count=DECISIONS_SHOWN)
     config, bucket, counts, lanes, dead, held, totals, decisions = await pipe.execute()
-    return _Shared(config, bucket, counts, lanes, dead, int(held or 0), totals, decisions)
+    return _Shared(config, bucket, counts, lanes, dead, whole(held), totals, decisions)
 
 
 async def _read_lane_names(queue: Queue) -> dict[str, TrafficClass]:
@@ -281,7 +283,7 @@ async def _read_lane_names(queue: Queue) -> dict[str, TrafficClass]:
     found: dict[str, TrafficClass] = {}
     async for lane, known in cast(Any, queue.redis).hscan_iter(queue.keys.lanes, count=MAX_LANES):
         # "+b|tenant|due": state, class, and what does not matter here.
-        found[lane.decode()] = TrafficClass.INTERACTIVE if known[1:2] == b"i" else TrafficClass.BATCH
+        found[lane.decode(errors="replace")] = TrafficClass.INTERACTIVE if known[1:2] == b"i" else TrafficClass.BATCH
         if len(found) == MAX_LANES:
             break
     return found
@@ -312,7 +314,7 @@ def _lane(cls: TrafficClass, row: Sequence[Any]) -> _Lane:
     since: float | None = None
     if (length or 0) - running - (delayed or 0) > 0:
         if created_at is not None:  # entries of a batch are numbered by line
-            since = float(created_at)
+            since = finite(created_at, 0.0) or None
         elif again:  # what waits again was there before whatever is new
             since = _milliseconds(first_back[0])
         elif first_new:
@@ -321,7 +323,7 @@ def _lane(cls: TrafficClass, row: Sequence[Any]) -> _Lane:
 
 
 def _milliseconds(entry: bytes) -> float:
-    return float(entry.partition(b"-")[0])
+    return finite(entry.partition(b"-")[0], 0.0)
 
 
 async def _read_dead(queue: Queue, total: int) -> dict[TrafficClass, int] | None:

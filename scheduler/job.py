@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 import msgpack
+import orjson
 
 from llmq.scheduler.errors import EncodingError
 from llmq.scheduler.raw_json import read_object
@@ -103,7 +104,7 @@ class Job:
         """Read the stored form; raises EncodingError for anything that `encode` cannot have written."""
         try:
             record = msgpack.unpackb(data, strict_map_key=True)
-        except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        except (ValueError, TypeError, OverflowError, msgpack.UnpackException, RecursionError) as error:
             raise EncodingError("job", f"is not a stored job ({type(error).__name__})") from None
         if not isinstance(record, dict):
             raise EncodingError("job", "is not a stored job (no map)")
@@ -112,6 +113,10 @@ class Job:
             return cls.of_json(url, raw)
         if not isinstance(url, str) or url not in ENDPOINTS or not isinstance(body, dict):
             raise EncodingError("job", "is not a stored job (fields missing or of the wrong type)")
+        try:
+            orjson.dumps(body)
+        except TypeError as error:  # bytes, extension types, depth: msgpack has what JSON has not
+            raise EncodingError("job", f"is not a stored job (its body is no JSON: {error})") from None
         return cls(url, body)
 
     def cost(self) -> int:

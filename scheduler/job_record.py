@@ -17,6 +17,7 @@ from llmq.scheduler.errors import LLMQError
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.lease import NO_USAGE, Usage, tenant_of_lane
 from llmq.scheduler.state import JobState, derive_state
+from llmq.scheduler.stored_number import finite, whole
 
 #: Expiry of a job that may wait for ever, as scripts store it; no clock gets there.
 NEVER_MS = 9e15
@@ -125,12 +126,12 @@ def record_of(
         submitted_at=submitted_at_ms(entry, fields.get(b"submitted_at")) / 1000,
         expires_at=None if expires_ms >= NEVER_MS else expires_ms / 1000,
         due_at=where.due_ms / 1000 if where.due_ms is not None and state is JobState.DELAYED else None,
-        ended_at=float(ended_ms) / 1000 if ended_ms else None,
+        ended_at=finite(ended_ms, 0.0) / 1000 if ended_ms else None,
         attempts=attempts,
         crashes=crashes,
         preemptions=preemptions,
         consumer=where.consumer,
-        status_code=int(fields[b"status"]) if fields.get(b"status") else None,
+        status_code=whole(fields.get(b"status")) or None,
         request_id=text(b"request"),
         body=body,
         code=text(b"code"),
@@ -142,12 +143,12 @@ def record_of(
 
 def submitted_at_ms(entry: bytes, noted: bytes | None) -> float:
     """Return when a job was submitted: as its record notes, or else as its entry's id says, which is a time."""
-    return float(noted or entry.partition(b"-")[0] or 0)
+    return finite(noted or entry.partition(b"-")[0], 0.0)
 
 
 def expires_at_ms(noted: bytes | None) -> float:
     """Return until when a job may wait for its start; a record notes it only where there is an end to that."""
-    return float(noted or NEVER_MS)
+    return finite(noted, NEVER_MS)
 
 
 def _body(job_id: str, fields: Mapping[bytes, bytes], cipher: Cipher) -> tuple[bytes, LLMQError | None]:
@@ -163,14 +164,17 @@ def _past(
 ) -> tuple[int | None, int | None, int | None]:
     """Return attempts, crashes and preemptions: of a job that lives from `tries`, else as far as its record says."""
     if ended:
-        found = [int(fields[name]) if fields.get(name) else None for name in (b"attempts", b"crashes", b"preemptions")]
+        found = [
+            whole(fields[name]) if fields.get(name) else None for name in (b"attempts", b"crashes", b"preemptions")
+        ]
         return found[0], found[1], found[2]
     if not past:
         return 0, 0, 0
-    _, attempts, crashes, preemptions, _ = past.split(b" ", 4)
-    return int(attempts), int(crashes), int(preemptions)
+    counts = [whole(part) for part in past.split(b" ", 4)[1:4]]
+    attempts, crashes, preemptions = counts if len(counts) == 3 else (0, 0, 0)
+    return attempts, crashes, preemptions
 
 
 def _usage(value: bytes) -> Usage:
     prompt, _, completion = value.partition(b":")
-    return Usage(int(prompt), int(completion)) if prompt.isdigit() and completion.isdigit() else NO_USAGE
+    return Usage(whole(prompt), whole(completion)) if prompt.isdigit() and completion.isdigit() else NO_USAGE

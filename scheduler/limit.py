@@ -38,6 +38,10 @@ class Limit:
             most = float(burst) if burst else max(1.0, per_second)
         except ValueError:
             return None
+        if not (0 < per_second < math.inf):  # also refuses NaN
+            return None
+        if not math.isfinite(most):
+            most = max(1.0, per_second)
         return cls(Rate(per_second, "tok" if unit == "tok" else "job"), most)
 
     def fields(self) -> Mapping[str, str]:

@@ -71,7 +71,7 @@ def _show_duration(stored: str) -> str:
 def _count(least: int, most: int) -> Callable[[str], str]:
     def store(text: str) -> str:
         digits = text.strip().replace("_", "").replace(",", "")
-        if not (digits.isascii() and digits.isdigit() and least <= int(digits) <= most):
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 20 and least <= int(digits) <= most):
             raise UsageError(f"expected a whole number from {least:,} to {most:,}, got {text!r}")
         return str(int(digits))
 

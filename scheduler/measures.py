@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmq.scheduler.histogram import Histogram
+from llmq.scheduler.stored_number import whole
 
 WINDOW_S = 300.0
 
@@ -158,7 +159,7 @@ def _read(fields: Mapping[str, str]) -> Figures | None:
         for name in _HISTOGRAMS:
             setattr(figures, name, Histogram.from_text(fields.get(PREFIX + name, "")))
         for name in _COUNTS:
-            setattr(figures, name, int(fields.get(PREFIX + name, "0")))
+            setattr(figures, name, whole(fields.get(PREFIX + name)))
     except (KeyError, ValueError):
         return None
-    return figures if figures.window_s > 0 else None
+    return figures if 0 < figures.window_s <= 2 * WINDOW_S else None

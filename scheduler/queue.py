@@ -29,6 +29,7 @@ from llmq.scheduler.lease import ErrorCode, lane_of_tenant
 from llmq.scheduler.limit import Limit
 from llmq.scheduler.live import LiveValue, live_values, stored_value
 from llmq.scheduler.settings import check_queue, check_tenant
+from llmq.scheduler.stored_number import whole
 from llmq.scheduler.units import Rate, format_size
 from llmq.scheduler.windows import expand, parse_windows
 
@@ -82,9 +83,9 @@ class Queue:
     async def ensure_format(self) -> None:
         """Raise LLMQError where a newer llmq has written to the queue what this one cannot read."""
         found = await cast(Any, self.redis).hget(self.keys.config, "format")
-        if found is not None and int(found) > FORMAT:
+        if whole(found) > FORMAT:
             raise LLMQError(
-                f"queue {self.name!r} holds data of format {int(found)}, and this llmq reads up to {FORMAT}; "
+                f"queue {self.name!r} holds data of format {whole(found)}, and this llmq reads up to {FORMAT}; "
                 "update it: pip install -U llmq-streams"
             )
 
@@ -112,7 +113,7 @@ class Queue:
         pipe.hget(self.keys.config, "virtual")
         pipe.eval_ro(_TIME, 1, self.keys.config)
         virtual, (seconds, micros) = await pipe.execute()
-        return int(virtual) if virtual else int(seconds) * 1000 + int(micros) // 1000
+        return whole(virtual) or int(seconds) * 1000 + int(micros) // 1000
 
     # --- single jobs ------------------------------------------------------------------------------------------------
 
@@ -309,7 +310,7 @@ class Queue:
                 wanted = expand(parse_windows(windows.decode()), await self.now_ms()) if windows else ""
             except (UsageError, UnicodeDecodeError):
                 return written  # of a newer llmq, or by hand: who can read it renews the plan
-            if wanted == (plan or b"").decode():
+            if wanted.encode() == (plan or b""):
                 return written
             # Somebody may set other windows at this moment; the next turn would see it and write theirs.
             await scripts.run(self.redis, scripts.configure(self.keys, {"plan": wanted}))

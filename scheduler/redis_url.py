@@ -59,7 +59,10 @@ class RedisAddress:
 
 def parse_redis_url(url: str) -> RedisAddress:
     """Read a URL. Raises SettingsError, which names the part that is wrong and never shows a password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # brackets that are no IPv6 address, and letters that Unicode makes a '/' of
+        raise SettingsError(f"expected a Redis URL like {URL_FORMS}; got {redact(url)!r}") from None
     base, _, form = parts.scheme.partition("+")
     if base not in ("redis", "rediss", "unix") or form not in ("", "sentinel", "cluster") or (base == "unix" and form):
         raise SettingsError(f"expected a Redis URL like {URL_FORMS}; got {redact(url)!r}")

@@ -19,6 +19,7 @@ from llmq.scheduler.errors import NotFoundError, UsageError
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.records import ResultRecord
 from llmq.scheduler.scripts import text
+from llmq.scheduler.stored_number import whole
 
 #: The cursor of a reader that has read nothing.
 BEGINNING = "0-0"
@@ -82,7 +83,7 @@ class ResultReader:
                 f"batch {self.batch_id}: this queue does not know it (deleted, or its results are older than "
                 "keep_batch); see: llmq batch ls, or name its queue: --queue NAME"
             )
-        if int(trimmed or 0) != self._trimmed:
+        if whole(trimmed) != self._trimmed:
             await self._check_for_gap()
             self._trimmed = int(trimmed)
         results = [
@@ -107,9 +108,9 @@ class ResultReader:
         record = await self._redis.hgetall(self._keys.batch(self.batch_id))
         names = [name for name in sorted(map(text, record)) if name.startswith(COLLECTOR)]
         places = ", ".join(name.removeprefix(COLLECTOR) for name in names) or "a collector that was removed"
-        done = int(record.get(b"completed", 0)) + int(record.get(b"failed", 0))
+        done = whole(record.get(b"completed")) + whole(record.get(b"failed"))
         raise UsageError(
-            f"batch {self.batch_id}: {int(record.get(b'trimmed', 0)):,} of {done:,} results are no longer in Redis; "
+            f"batch {self.batch_id}: {whole(record.get(b'trimmed')):,} of {done:,} results are no longer in Redis; "
             f"they were collected and made room for others. Read them there: {places}; "
             f"Redis has those after {gone_up_to}"
         )

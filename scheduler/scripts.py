@@ -32,6 +32,7 @@ from llmq.scheduler.lease import (
     Why,
     batch_of,
 )
+from llmq.scheduler.stored_number import whole
 from llmq.scheduler.totals import PREFIX as TOTALS_PREFIX
 
 T = TypeVar("T")
@@ -53,6 +54,9 @@ FAR_AWAY_MS = 9 * 10**15
 
 #: What a worker passes at most: more lanes make the script's KEYS long for little gain.
 MAX_CANDIDATES = 16
+
+#: More digits than any number of ours has.
+_MOST_DIGITS = 18
 
 #: LLM tokens that one answer is believed to have used. Redis adds them up in 64 bits, and a sum that does not fit would
 #: end the finish script in its middle, with every job of the call (G16).
@@ -275,10 +279,10 @@ def _lease(row: list[Any], why: Why) -> Lease:
         Fence(text(lane), text(entry), int(delivery)),
         TrafficClass.INTERACTIVE if cls == b"i" else TrafficClass.BATCH,
         why,
-        text(tenant),
+        tenant.decode(errors="replace"),
         fields.get(b"k", entry).decode(errors="replace"),
         fields.get(b"d", b""),
-        _number(fields.get(b"c", b"1")),
+        min(_number(fields.get(b"c", b"1")), MOST_TOKENS),
         int(attempts),
         int(crashes),
         int(preemptions),
@@ -289,7 +293,7 @@ def _lease(row: list[Any], why: Why) -> Lease:
 
 
 def _number(value: bytes) -> int:
-    return int(value) if value.isdigit() else 0
+    return int(value) if value.isdigit() and len(value) <= _MOST_DIGITS else 0
 
 
 def _doomed(rows: list[list[Any]]) -> list[Doomed]:
@@ -574,7 +578,7 @@ def beat(
 
     def read(reply: list[Any]) -> Beat:
         form, now_ms, flat = reply
-        return Beat(int(form), int(now_ms), dict(zip(flat[::2], flat[1::2], strict=True)))
+        return Beat(whole(form), int(now_ms), dict(zip(flat[::2], flat[1::2], strict=True)))
 
     argv: list[Any] = [worker_id, ttl_ms]
     for name, value in fields.items():

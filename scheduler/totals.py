@@ -13,6 +13,7 @@ from itertools import product
 
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.lease import Reason
+from llmq.scheduler.stored_number import whole
 
 #: What the fields of a heartbeat begin with.
 PREFIX = "t."
@@ -148,7 +149,7 @@ class Totals:
 
 def read_totals(stored: Mapping[bytes, bytes]) -> dict[str, int]:
     """Return the queue's totals, as Redis holds them; what is no number counts as nothing."""
-    return {name.decode(errors="replace"): int(value) for name, value in stored.items() if value.isdigit()}
+    return {name.decode(errors="replace"): whole(value) for name, value in stored.items() if value.isdigit()}
 
 
 def sums(totals: Mapping[str, int]) -> dict[str, int]:

@@ -21,6 +21,12 @@ SIZE_FORMS = "1048576, 64k, 1MiB, 1.5GiB or 200MB"
 #: Longer than anybody means; keeps every duration in milliseconds an exact float and a small Redis integer.
 MAX_DURATION = 100 * 365 * 86_400.0
 
+#: A pebibyte: no file, no memory and no limit of ours is larger.
+MAX_SIZE = 2**50
+
+#: No fleet starts as many in any period; more is no limit at all.
+MAX_RATE = 1e12
+
 _SECONDS: Mapping[str, float] = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _WRITTEN_DURATIONS = ((86_400, "d"), (3600, "h"), (60, "m"))
 _PERIODS: Mapping[str, float] = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -79,6 +85,8 @@ def parse_rate(text: str) -> Rate | None:
     if match is None:
         _refuse("a rate", RATE_FORMS, text)
     number, tokens, period = float(match[1]), match[2], match[3].lower()
+    if number > MAX_RATE:
+        raise UsageError(f"expected a rate of at most {MAX_RATE:,.0f}; for no limit use off, got {_short(text)}")
     if number == 0:
         raise UsageError(f"expected a rate above 0, got {text!r}; to stop batch, use pause: llmq pause batch")
     return Rate(number / _PERIODS[period], "tok" if tokens else "job")
@@ -100,7 +108,10 @@ def format_rate(rate: Rate | None) -> str:
 def parse_size(text: str) -> int:
     """Return the bytes that `text` means: k and KiB are binary, kB is decimal, and so on. Raises UsageError."""
     number, unit = _quantity(text, _BYTES, "a size", SIZE_FORMS)
-    return round(number * _BYTES[unit])
+    size = number * _BYTES[unit]
+    if size > MAX_SIZE:
+        raise UsageError(f"expected a size of at most {format_size(MAX_SIZE)}, got {_short(text)}")
+    return round(size)
 
 
 def format_size(size: int) -> str:
@@ -131,8 +142,11 @@ def _quantity(text: str, units: Mapping[str, float], what: str, forms: str) -> t
 
 
 def _refuse(what: str, forms: str, text: str) -> NoReturn:
-    shown = text if len(text) <= 40 else f"{text[:40]}..."
-    raise UsageError(f"expected {what} like {forms}, got {shown!r}")
+    raise UsageError(f"expected {what} like {forms}, got {_short(text)}")
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")
 
 
 def _decimal(number: float, places: int) -> str:

@@ -17,6 +17,7 @@ from llmq.scheduler.job_record import NEVER_MS
 from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.state import JobState
+from llmq.scheduler.stored_number import finite, whole
 from llmq.scheduler.why_view import BatchView, JobView, LaneView, QueueView
 
 #: Jobs of a lane that are counted, and bytes of them that the server looks at: it answers nobody else meanwhile.
@@ -76,7 +77,7 @@ async def read_queue_view(queue: Queue) -> QueueView:
     config, bucket, batch_jobs, chat_waits, batch_waits, newest = await pipe.execute()
     live, now_ms = LiveSettings.from_hash(config), await queue.now_ms()
     moved = bool(config.get(b"plan"))  # the deadline counts from when a window opened
-    last_ms = max(float(bucket.get(b"start", 0)), float(bucket.get(b"since", 0)), newest[0][1] if newest else 0)
+    last_ms = max(finite(bucket.get(b"start"), 0.0), finite(bucket.get(b"since"), 0.0), newest[0][1] if newest else 0)
     return QueueView(
         name=queue.name,
         now=now_ms / 1000,
@@ -86,13 +87,13 @@ async def read_queue_view(queue: Queue) -> QueueView:
         chat_waits=bool(chat_waits),
         preempt=live.preempt,
         yields_for_s=_yields_for_s(config.get(b"yields_b", b""), now_ms),
-        cap_reached=int(batch_jobs or 0) >= live.cap_batch,
+        cap_reached=whole(batch_jobs) >= live.cap_batch,
         workers=tuple(await read_workers(queue)),
     )
 
 
 def _yields_for_s(stored: bytes, now_ms: int) -> float | None:
-    left_ms = int(stored) - now_ms if stored.isdigit() else 0
+    left_ms = whole(stored) - now_ms if stored.isdigit() else 0
     return left_ms / 1000 if left_ms > 0 else None
 
 
@@ -103,7 +104,7 @@ async def read_lane(queue: Queue, lane: str, now: float) -> LaneView:
     if stored is None:  # it has ended
         return LaneView("", None, 0, 0)
     known = stored.decode(errors="replace")
-    letter, (tenant, due) = known[1], known[3:].split("|", 1)
+    letter, (tenant, _, due) = known[1:2], known[3:].partition("|")
     member = f"{tenant}|{due}|{lane}"
     pipe = queue.redis.pipeline(transaction=False)
     pipe.zrank(keys.ready(letter), tenant)

@@ -40,7 +40,7 @@ Action = Limit | Literal["off", "open", "closed"]
 
 _TIMES = re.compile(r"([0-9]{1,2}):([0-9]{2})-([0-9]{1,2}):([0-9]{2})")
 _DAYS = re.compile(r"[a-z]{3}(-[a-z]{3})?(,[a-z]{3}(-[a-z]{3})?)*")
-_STEP = re.compile(r"(\d+) (\S+) (\S+) (\S+);")
+_STEP = re.compile(r"([0-9]{1,15}) (\S+) (\S+) (\S+);")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from llmq.scheduler import scripts
 from llmq.scheduler.fleet import SILENT, read_workers
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.queue import Queue
+from llmq.scheduler.stored_number import whole
 from llmq.workers.chat_signal import Evidence
 from llmq.workers.governor import SLOW_SHARE
 
@@ -86,7 +87,4 @@ class FleetWatch:
 
 
 def _number(field: bytes | None) -> int:
-    try:
-        return int(field or 0)
-    except ValueError:
-        return 0
+    return whole(field)

@@ -8,6 +8,7 @@ plan of day and night rates). It never sweeps before one full lease of unbroken 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Set
@@ -22,6 +23,7 @@ from llmq.scheduler.lease import Lease, Outcome, batch_of
 from llmq.scheduler.logs import Event, note
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.server_check import run_id_of
+from llmq.scheduler.stored_number import whole
 from llmq.workers.contact import Contact
 from llmq.workers.desk import VERDICTS
 from llmq.workers.fleet_watch import FleetWatch
@@ -132,8 +134,9 @@ class Sweeper:
     async def _silent_workers(self) -> dict[str, float]:
         """Return for how many seconds each worker has been silent when the last one was heard of."""
         rows = cast(list[tuple[bytes, float]], await self._redis.zrange(self._keys.workers, 0, -1, withscores=True))
+        rows = [(name, at) for name, at in rows if math.isfinite(at)]
         newest = max((at for _, at in rows), default=0.0)
-        return {name.decode(): (newest - at) / 1000 for name, at in rows}
+        return {name.decode(errors="replace"): (newest - at) / 1000 for name, at in rows}
 
     async def _reclaim(self, lane: str) -> None:
         cursor = "0-0"
@@ -182,7 +185,7 @@ class Sweeper:
             except ResponseError:  # an open batch without lines has no stream yet; a lane may just have ended
                 continue
             for consumer in consumers:
-                if consumer["pending"] == 0 and (name := consumer["name"].decode()) not in live:
+                if consumer["pending"] == 0 and (name := consumer["name"].decode(errors="replace")) not in live:
                     await scripts.run(self._redis, scripts.forget(self._keys, name, lane=lane))
         await Queue(self._redis, self._keys.queue).refresh_plan()
         await self._recount_results()
@@ -193,7 +196,8 @@ class Sweeper:
 
     async def _recount_results(self) -> None:
         """Set the bytes of results held right: those of batches whose TTL is over went without a word."""
-        ids = [name.decode() for name in cast(list[bytes], await self._redis.zrange(self._keys.batches, 0, -1))]
+        names = cast(list[bytes], await self._redis.zrange(self._keys.batches, 0, -1))
+        ids = [name.decode(errors="replace") for name in names]
         before, total, gone = 0, 0, []
         for first in range(0, max(1, len(ids)), BATCHES_AT_ONCE):
             some = ids[first : first + BATCHES_AT_ONCE]
@@ -203,9 +207,11 @@ class Sweeper:
             for batch_id in some:
                 pipe.hmget(self._keys.batch(batch_id), "id", "bytes")
             held, *rows = await pipe.execute()
-            before = before if first else int(held or 0)
+            before = before if first else whole(held)
+            if held is not None and not held.isdigit():  # somebody wrote what is no number: counting begins anew
+                await self._redis.delete(self._keys.held)
             for batch_id, (known, size) in zip(some, rows, strict=True):
-                total += int(size or 0)
+                total += whole(size)
                 if known is None:
                     gone.append(batch_id)
         if gone:

@@ -42,7 +42,7 @@ for first = 3, #ARGV, 300 do
   redis.call(unpack(write))
 end
 redis.call('PEXPIRE', worker, ttl)
-for name, more in pairs(grown) do redis.call('HINCRBY', totals, name, string.format('%.0f', more)) end
+for name, more in pairs(grown) do add(totals, name, string.format('%.0f', more)) end
 redis.call('PEXPIRE', totals, WEEK)
 redis.call('ZADD', workers, clock(), id)
 redis.call('PEXPIRE', workers, WEEK)

@@ -30,7 +30,7 @@ if not pending.err and pending[1] then
   remember(lane, entry, d, a, c, p, 'x')
   return {'signalled', pending[1][2]}
 end
-if state == 'expired' and (tonumber(expires) or math.huge) > now then return {'running'} end
+if state == 'expired' and (finite(expires) or math.huge) > now then return {'running'} end
 local there = redis.call('XDEL', stream, entry)
 redis.call('ZREM', back, entry)
 local _, attempts, crashes, preemptions = past(lane, entry)
@@ -39,7 +39,7 @@ uncount(meta and meta.cls or string.sub(lane, 1, 1), 1)
 if there == 0 then state, code = 'lost', 'lost' end -- somebody else deleted it
 redis.call('HSET', job, 'state', state, 'code', code, 'message', message, 'ended_at', now,
   'attempts', attempts, 'crashes', crashes, 'preemptions', preemptions)
-redis.call('PEXPIRE', job, setting('keep_interactive', 600000))
+redis.call('PEXPIRE', job, keep_ms(redis.call('HGET', config, 'keep_interactive'), 600000))
 redis.call('XADD', inbox, 'MAXLEN', '~', 10000, '*', 't', 'e', 'j', id, 'v', 0)
 redis.call('PEXPIRE', inbox, 600000)
 if redis.call('XLEN', stream) == 0 then remove_lane(lane, meta, stream, back)

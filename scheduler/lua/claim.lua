@@ -32,7 +32,7 @@ local unsure = nil -- why the search was not finished: 'lanes', the next one is 
 
 -- LLM tokens, estimated; an entry that llmq did not write may say anything, and its worker ends it.
 local function cost_of(job)
-  return tonumber(job[10][6]) or 1
+  return math.max(0, math.min(finite(job[10][6]) or 1, 1e9))
 end
 
 local function look_again_at(moment)
@@ -43,15 +43,24 @@ look_again_at(set.change)
 -- 1. Wake the lanes that sleep no longer.
 look_again_at(wake_sleepers(now))
 
+-- What is no lane, or has none, llmq did not write. It would be looked at for ever, and what is behind it never.
+local function strike(key, member)
+  redis.call('ZREM', key, member)
+  unsure = 'more'
+end
+
 -- The next lane of a class: of the tenant with the least service, the one that is due first.
 local function next_lane(cls)
   local tenants = redis.call('ZRANGE', READY[cls], 0, 7 + skipped[cls])
   for _, tenant in ipairs(tenants) do
     local from, to = '[' .. tenant .. '|', '(' .. tenant .. '}'
-    for _, member in ipairs(redis.call('ZRANGEBYLEX', ORDER[cls], from, to, 'LIMIT', 0, 1 + skipped[cls])) do
-      local due, lane = string.match(member, '^[^|]*|(%d+)|(.*)$')
+    local members = redis.call('ZRANGEBYLEX', ORDER[cls], from, to, 'LIMIT', 0, 1 + skipped[cls])
+    if #members == 0 then strike(READY[cls], tenant) end
+    for _, member in ipairs(members) do
+      local due, lane = string.match(member, '^[^|]*|(%d+)|(.+)$')
       local meta = {state = '+', cls = cls, tenant = tenant, due = due, member = member}
-      if not skip[lane] then return lane, meta, #tenants == 1 end
+      if not lane or not is_name(member) then strike(ORDER[cls], member)
+      elseif not skip[lane] then return lane, meta, #tenants == 1 end
     end
   end
 end
@@ -102,6 +111,17 @@ local function take(lane, meta, want, why)
   return started
 end
 
+-- A lane whose keys somebody replaced by keys of another type is never looked at again, and holds up no other.
+local function take_safely(lane, meta, want, why)
+  local before = #jobs
+  local fine, started = pcall(take, lane, meta, want, why)
+  if fine then return started end
+  local fault = type(started) == 'table' and started.err or tostring(started)
+  if not string.find(fault, 'WRONGTYPE', 1, true) then error(started) end
+  leave(lane, meta)
+  return #jobs - before
+end
+
 -- Start up to `want` jobs of the class's next lane that has any, one where tenants take turns; what each costs goes
 -- to its tenant's service.
 local function serve(cls, want, why)
@@ -117,10 +137,10 @@ local function serve(cls, want, why)
     elseif not given[lane] then
       unsure = 'lanes'
       return 0
-    elseif take(lane, meta, alone and want or 1, why) > 0 then
+    elseif take_safely(lane, meta, alone and want or 1, why) > 0 then
       local cost = 0
       for i = before + 1, #jobs do cost = cost + (cls == 'i' and 1 or cost_of(jobs[i])) end
-      redis.call('ZADD', READY[cls], 'XX', 'INCR', cost / setting('weight.' .. meta.tenant, 1), meta.tenant)
+      redis.call('ZADD', READY[cls], 'XX', 'INCR', cost / weight_of(meta.tenant), meta.tenant)
       return #jobs - before
     end
     if not skip[lane] then drained = drained + 1 end

@@ -56,14 +56,14 @@ local function trim(upto)
 end
 
 local now, limit = clock(), results_limit()
-local total = tonumber(redis.call('GET', held) or 0)
+local total = finite(redis.call('GET', held)) or 0
 local upto = total > limit / 2 and written_by_all()
 local trimmed, freed = 0, 0
 if upto then trimmed, freed = trim(upto) end
 if trimmed > 0 then
-  redis.call('HINCRBY', batch, 'trimmed', trimmed)
-  redis.call('HINCRBY', batch, 'bytes', -freed)
-  total = redis.call('DECRBY', held, freed)
+  add(batch, 'trimmed', trimmed)
+  add(batch, 'bytes', -freed)
+  total = hold_bytes(-freed)
 end
 if total > limit and holds_little(batch, limit) then
   local lane = redis.call('HGET', batch, 'lane')

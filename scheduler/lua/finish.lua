@@ -39,8 +39,8 @@ local function tell_job(at, job, inbox, attempts, crashes, preemptions)
   redis.call('HSET', job, 'state', state, 'status', status, 'request', request, 'body', body, 'code', code,
     'message', message, 'usage', prompt .. ':' .. completion, 'ended_at', now,
     'attempts', attempts, 'crashes', crashes, 'preemptions', preemptions)
-  redis.call('PEXPIRE', job, tonumber(keep_interactive) or 600000)
-  redis.call('XADD', inbox, 'MAXLEN', '~', 10000, '*', 't', 'e', 'j', key, 'v', ARGV[at + 2])
+  redis.call('PEXPIRE', job, keep_ms(keep_interactive, 600000))
+  redis.pcall('XADD', inbox, 'MAXLEN', '~', 10000, '*', 't', 'e', 'j', key, 'v', ARGV[at + 2])
   redis.call('PEXPIRE', inbox, 600000)
 end
 
@@ -52,7 +52,9 @@ for at = 3, #ARGV, GROUP do
   local prompt, completion, cost, dead_letter, last_error =
     tonumber(ARGV[at + 11]), tonumber(ARGV[at + 12]), tonumber(ARGV[at + 13]), ARGV[at + 14], ARGV[at + 15]
   -- An entry's id may come a second time, in a lane that was removed and made again: a job that has ended is not it.
-  local repeated = kind == 'job' and redis.call('HEXISTS', record, 'state') == 1
+  local known = kind == 'job' and redis.pcall('HEXISTS', record, 'state')
+  if type(known) == 'table' then redis.call('DEL', record) end -- somebody put another type of key there
+  local repeated = known == 1
   if repeated or not holds(stream, entry, delivery, consumer) then
     refused[#refused + 1] = position
   else
@@ -77,7 +79,7 @@ for at = 3, #ARGV, GROUP do
       settle_start(lane, entry, state ~= 'cancelled')
       local used = prompt + completion
       if used > 0 and meta then
-        redis.call('ZADD', ready_b, 'XX', 'INCR', (used - cost) / setting('weight.' .. meta.tenant, 1), meta.tenant)
+        redis.call('ZADD', ready_b, 'XX', 'INCR', (used - cost) / weight_of(meta.tenant), meta.tenant)
       end
     end
     uncount(cls, 1)
@@ -97,17 +99,17 @@ for at = 3, #ARGV, GROUP do
 end
 
 if bytes > 0 then
-  bytes = redis.call('INCRBY', held, bytes)
-  redis.call('PEXPIRE', held, tonumber(keep_batch) or WEEK)
+  bytes = hold_bytes(bytes)
+  redis.call('PEXPIRE', held, keep_ms(keep_batch, WEEK))
 end
 local limit = results_limit()
 for lane, sum in pairs(sums) do
   local stream, back, batch, results = unpack(sum.keys)
-  if sum.completed > 0 then redis.call('HINCRBY', batch, 'completed', sum.completed) end
-  if sum.failed > 0 then redis.call('HINCRBY', batch, 'failed', sum.failed) end
-  if sum.prompt > 0 then redis.call('HINCRBY', batch, 'prompt_tokens', sum.prompt) end
-  if sum.completion > 0 then redis.call('HINCRBY', batch, 'completion_tokens', sum.completion) end
-  if sum.bytes > 0 then redis.call('HINCRBY', batch, 'bytes', sum.bytes) end
+  if sum.completed > 0 then add(batch, 'completed', sum.completed) end
+  if sum.failed > 0 then add(batch, 'failed', sum.failed) end
+  if sum.prompt > 0 then add(batch, 'prompt_tokens', sum.prompt) end
+  if sum.completion > 0 then add(batch, 'completion_tokens', sum.completion) end
+  if sum.bytes > 0 then add(batch, 'bytes', sum.bytes) end
   local over = end_batch_when_done(lane, sum.meta, stream, back, batch, results, now)
   if not over and bytes > limit and sum.meta and sum.meta.state == '+' and not holds_little(batch, limit) then
     leave(lane, sum.meta)

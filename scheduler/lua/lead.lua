@@ -19,5 +19,15 @@ local memory = redis.pcall('INFO', 'memory')
 local most = type(memory) == 'string' and tonumber(string.match(memory, 'maxmemory:(%d+)')) or 0
 if most == 0 then redis.call('HDEL', config, 'results_quarter')
 else redis.call('HSET', config, 'results_quarter', math.floor(most / 4)) end
-wake_uncollected(tonumber(redis.call('GET', held) or 0), now) -- results end by their TTL too
-return {1, redis.call('ZRANGE', ending, 0, 63), redis.call('HGETALL', lanes), now}
+wake_uncollected(finite(redis.call('GET', held)) or 0, now) -- results end by their TTL too
+local known, ends = {}, {}
+local all = redis.call('HGETALL', lanes)
+for i = 1, #all, 2 do
+  if is_name(all[i]) and meta_of(all[i]) then
+    known[#known + 1], known[#known + 2] = all[i], all[i + 1]
+  else redis.call('HDEL', lanes, all[i]) end -- llmq did not write it
+end
+for _, lane in ipairs(redis.call('ZRANGE', ending, 0, 63)) do
+  if is_name(lane) then ends[#ends + 1] = lane else redis.call('ZREM', ending, lane) end
+end
+return {1, ends, known, now}

@@ -31,6 +31,6 @@ for i = 3, #ARGV do
     'm', 'the line was deleted from Redis while it ran')
 end
 uncount('b', #ARGV - 2)
-redis.call('HINCRBY', batch, 'failed', #ARGV - 2)
+add(batch, 'failed', #ARGV - 2)
 end_batch_when_done(lane, meta, stream, back, batch, results, now)
 return #ARGV - 2

@@ -19,7 +19,7 @@ local known = redis.call('HGET', batch, 'next')
 if known then return {'exists', known} end
 local cap = setting('cap_batch', 1000000)
 local need = tonumber(lines)
-if need > 0 and tonumber(redis.call('HGET', counts, 'b') or 0) + need > cap then return {'full', cap} end
+if need > 0 and (finite(redis.call('HGET', counts, 'b')) or 0) + need > cap then return {'full', cap} end
 local now = clock()
 -- A batch without a window is due ten years after it came: behind every batch that has one, in order of arrival.
 local due = tonumber(window) > 0 and now + tonumber(window) or now + 520 * WEEK

@@ -13,17 +13,66 @@ local BELL = {i = bell_i, b = bell_b}
 local WEEK = 7 * 24 * 3600 * 1000
 local UNCOLLECTED = 9e15 -- score in `asleep` of a lane whose results wait for a collector: no clock wakes it
 
+-- A number that somebody can mean. What is none (nor NaN or an infinity) was written by hand, and counts for nothing.
+local function finite(text)
+  local number = tonumber(text)
+  if number and number > -1e300 and number < 1e300 then return number end
+end
+
 -- The one place from which scripts take their time, in ms; a simulation sets config.virtual.
 local function clock(virtual)
   if virtual == nil then virtual = redis.call('HGET', config, 'virtual') end
-  if virtual then return tonumber(virtual) end
+  virtual = virtual and finite(virtual)
+  if virtual then return virtual end
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
 end
 
--- A live setting that is a number; what is none was written by hand, and counts for nothing (live.py says the same).
+-- A live setting that is a number (live.py says the same of what is none).
 local function setting(name, default)
-  return tonumber(redis.call('HGET', config, name)) or default
+  return finite(redis.call('HGET', config, name)) or default
+end
+
+-- A time in ms for which something is kept: PEXPIRE refuses others, in the middle of a script.
+local function keep_ms(text, default)
+  local ms = finite(text)
+  return ms and ms >= 1 and ms <= 1e12 and ms % 1 == 0 and ms or default
+end
+
+-- A tenant's weight, within what `llmq set` takes: it divides.
+local function weight_of(tenant)
+  local weight = setting('weight.' .. tenant, 1)
+  return weight >= 0.001 and weight <= 1000 and weight or 1
+end
+
+-- Add to a count of a hash. One that is no whole number begins anew: an error here would end a script in its middle.
+local function add(hash, field, count)
+  local sum = redis.pcall('HINCRBY', hash, field, count)
+  if type(sum) == 'number' then return sum end
+  redis.call('HSET', hash, field, count)
+  return tonumber(count)
+end
+
+-- Add to the bytes of results that are held; the same.
+local function hold_bytes(bytes)
+  local sum = redis.pcall('INCRBY', held, bytes)
+  if type(sum) == 'number' then return sum end
+  redis.call('SET', held, math.max(0, bytes))
+  return math.max(0, bytes)
+end
+
+-- Could llmq have given this name? It is text in UTF-8, without control characters. Others would not come back from
+-- Python as they went there.
+local function is_name(text)
+  if string.find(text, '%c') then return false end
+  if not string.find(text, '[\128-\255]') then return true end
+  for _, letter in ipairs({'[\194-\223][\128-\191]', '\224[\160-\191][\128-\191]',
+      '[\225-\236\238\239][\128-\191][\128-\191]', '\237[\128-\159][\128-\191]',
+      '\240[\144-\191][\128-\191][\128-\191]', '[\241-\243][\128-\191][\128-\191][\128-\191]',
+      '\244[\128-\143][\128-\191][\128-\191]'}) do
+    text = string.gsub(text, letter, '?')
+  end
+  return not string.find(text, '[\128-\255]')
 end
 
 -- The settings that hold now. The plan ("from rate burst unit;" a change, in order) is kept a week ahead by the
@@ -32,8 +81,8 @@ local function settings()
   local virtual, rate, burst, unit, plan, paused_i, paused_b, deadline, yields = unpack(redis.call('HMGET', config,
     'virtual', 'rate', 'burst', 'unit', 'plan', 'paused_i', 'paused_b', 'deadline', 'yields_b'))
   local now = clock(virtual)
-  local s = {now = now, paused_i = paused_i, paused_b = paused_b, deadline = tonumber(deadline) or 30000,
-    open = true, opened = 0, change = nil, yields = tonumber(yields) or 0} -- until then batch starts by the deadline only
+  local s = {now = now, paused_i = paused_i, paused_b = paused_b, deadline = finite(deadline) or 30000,
+    open = true, opened = 0, change = nil, yields = finite(yields) or 0} -- until then batch starts by the deadline only
   local r, b, u = rate, burst, unit
   for from, rate_then, burst_then, unit_then in string.gmatch(plan or '', '(%d+) (%S+) (%S+) (%S+);') do
     from = tonumber(from)
@@ -43,8 +92,9 @@ local function settings()
     s.open = open
     if open and rate_then ~= '-' then r, b, u = rate_then, burst_then, unit_then else r, b, u = rate, burst, unit end
   end
-  s.rate = tonumber(r) -- nil: unlimited
-  s.burst = s.rate and (tonumber(b) or math.max(1, s.rate))
+  s.rate = finite(r) -- nil: unlimited
+  if s.rate and s.rate <= 0 then s.rate = nil end
+  s.burst = s.rate and (finite(b) or math.max(1, s.rate))
   s.by_tokens = u == 'tok'
   return s
 end
@@ -53,9 +103,9 @@ end
 local function refilled(s)
   local tokens, at, start, since, dry =
     unpack(redis.call('HMGET', bucket, 'tokens', 'at', 'start', 'since', 'dry'))
-  local b = {at = tonumber(at) or s.now, dry = dry, last = math.max(tonumber(start) or 0, tonumber(since) or 0)}
+  local b = {at = finite(at) or s.now, dry = finite(dry), last = math.max(finite(start) or 0, finite(since) or 0)}
   if s.rate then
-    b.tokens = math.min(s.burst, (tonumber(tokens) or s.burst) + math.max(0, s.now - b.at) * s.rate / 1000)
+    b.tokens = math.min(s.burst, (finite(tokens) or s.burst) + math.max(0, s.now - b.at) * s.rate / 1000)
   end
   return b
 end
@@ -64,8 +114,8 @@ end
 local function save_bucket(b, now)
   if b.tokens then redis.call('HSET', bucket, 'tokens', b.tokens, 'at', math.max(b.at, now)) end
   if b.dry then
-    redis.call('HINCRBY', bucket, 'exhausted', 1)
-    redis.call('HINCRBY', bucket, 'dry_ms', math.max(0, now - b.dry))
+    add(bucket, 'exhausted', 1)
+    add(bucket, 'dry_ms', math.floor(math.max(0, now - b.dry)))
     redis.call('HDEL', bucket, 'dry')
   end
   redis.call('PEXPIRE', bucket, WEEK)
@@ -81,7 +131,8 @@ end
 local function meta_of(lane)
   local text = redis.call('HGET', lanes, lane)
   if not text then return nil end
-  local state, cls, tenant, due = string.match(text, '^(.)(.)|([^|]*)|(%d+)$')
+  local state, cls, tenant, due = string.match(text, '^([-+!x])([ib])|([^|]*)|(%d+)$')
+  if not state or #due > 15 then return nil end -- llmq did not write it
   return {state = state, cls = cls, tenant = tenant, due = due, member = tenant .. '|' .. due .. '|' .. lane}
 end
 
@@ -111,7 +162,7 @@ local function arrive(lane, meta, now)
     redis.call('HSET', bucket, 'since', now)
     redis.call('PEXPIRE', bucket, WEEK)
   end
-  local behind = lowest and ALMOST_A_TURN[meta.cls] / setting('weight.' .. meta.tenant, 1) or 0
+  local behind = lowest and ALMOST_A_TURN[meta.cls] / weight_of(meta.tenant) or 0
   redis.call('ZADD', ready, (lowest or 0) + behind, meta.tenant)
 end
 
@@ -150,6 +201,7 @@ local function in_group(stream, ...)
   local reply = redis.pcall(...)
   if not reply then return {} end
   if not reply.err then return reply end
+  if not string.find(reply.err, 'NOGROUP', 1, true) then return redis.call(...) end
   if redis.call('EXISTS', stream) == 0 then return {} end
   redis.call('XGROUP', 'CREATE', stream, 'workers', 0)
   return redis.call(...) or {}
@@ -159,6 +211,8 @@ end
 -- would steal it.
 local function claim_again(stream, back, consumer, entry, delivery)
   redis.call('ZREM', back, entry)
+  local ms, number = string.match(entry, '^(%d+)-(%d+)$')
+  if not ms or #ms > 19 or #number > 19 then return nil end -- no id of an entry
   if #in_group(stream, 'XPENDING', stream, 'workers', entry, entry, 1) > 0 then return nil end
   return in_group(stream, 'XCLAIM', stream, 'workers', consumer, 0, entry, 'FORCE', 'RETRYCOUNT', delivery)[1]
 end
@@ -196,7 +250,7 @@ local function remove_lane(lane, meta, stream, back)
   redis.call('HDEL', lanes, lane)
   redis.call('ZREM', ending, lane)
   if redis.call('HLEN', lanes) == 0 then
-    redis.call('PEXPIRE', batches, setting('keep_batch', WEEK))
+    redis.call('PEXPIRE', batches, keep_ms(redis.call('HGET', config, 'keep_batch'), WEEK))
   end
 end
 
@@ -222,6 +276,7 @@ local function past(lane, entry)
   local text = redis.call('HGET', tries, lane .. '|' .. entry)
   if not text then return 0, 0, 0, 0, '-', '' end
   local d, a, c, p, flags, kept = string.match(text, '^(%d+) (%d+) (%d+) (%d+) (%S+) ?(.*)$')
+  if not d or math.max(#d, #a, #c, #p) > 9 then return 0, 0, 0, 0, '-', '' end -- llmq did not write it
   return tonumber(d), tonumber(a), tonumber(c), tonumber(p), flags, kept
 end
 
@@ -237,7 +292,7 @@ local function settle_start(lane, entry, kept)
   local at = kept and redis.call('ZSCORE', starts, member)
   redis.call('ZREM', starts, member)
   at = at and math.abs(tonumber(at)) -- negative: it could be preempted
-  if at and at > tonumber(redis.call('HGET', bucket, 'start') or 0) then
+  if at and at > (finite(redis.call('HGET', bucket, 'start')) or 0) then
     if redis.call('HSET', bucket, 'start', at) == 1 then redis.call('PEXPIRE', bucket, WEEK) end
   end
 end
@@ -248,7 +303,11 @@ local function wait_again(lane, meta, stream, back, entry, due, now)
   redis.call('XACK', stream, 'workers', entry)
   -- The id of a single job is a time, which may be ahead of a clock that was set back: 0 then, ids order themselves.
   local place = tonumber(string.match(entry, '^%d+'))
-  redis.call('ZADD', back, due or place < 1e11 and place or 0, entry)
+  local score = due or place < 1e11 and place or 0
+  if type(redis.pcall('ZADD', back, score, entry)) ~= 'number' then -- somebody put another type of key there
+    redis.call('DEL', back)
+    redis.call('ZADD', back, score, entry)
+  end
   if not meta then return end
   if due and due > now then sleep_until(lane, meta, due) else arrive(lane, meta, now) end
 end
@@ -257,12 +316,21 @@ end
 local function end_batch_when_done(lane, meta, stream, back, batch, results, now)
   local sealed, total, completed, failed, status =
     unpack(redis.call('HMGET', batch, 'sealed', 'total', 'completed', 'failed', 'status'))
-  local done = tonumber(completed or 0) + tonumber(failed or 0)
-  if sealed ~= '1' or done < tonumber(total) then return false end
+  local done = (finite(completed) or 0) + (finite(failed) or 0)
+  local keep = keep_ms(redis.call('HGET', config, 'keep_batch'), WEEK)
+  if not status then -- lines that somebody added by hand, to a batch that there is not: they leave nothing for ever
+    redis.call('PEXPIRE', batch, keep)
+    redis.call('PEXPIRE', results, keep)
+    local last = redis.call('XLEN', stream) == 0
+    if last then remove_lane(lane, meta, stream, back) end
+    return true
+  end
+  if sealed ~= '1' or done < (finite(total) or math.huge) then return false end
+  -- A line that somebody added by hand was counted, too: the batch ends with the last of its own.
+  if redis.call('XLEN', stream) > 0 then return false end
   local last = ({cancelling = 'cancelled', expiring = 'expired'})[status] or 'completed'
   redis.call('HSET', batch, 'status', last, last .. '_at', now, 'ended_at', now)
   remove_lane(lane, meta, stream, back)
-  local keep = setting('keep_batch', WEEK)
   redis.call('PEXPIRE', batch, keep)
   redis.call('PEXPIRE', results, keep)
   redis.call('PEXPIRE', held, keep)
@@ -272,13 +340,13 @@ end
 -- How many bytes of results may be held: as set, else a quarter of maxmemory (lead.lua), 1 GiB where there is none.
 local function results_limit()
   local set, quarter = unpack(redis.call('HMGET', config, 'results_max_bytes', 'results_quarter'))
-  return tonumber(set) or tonumber(quarter) or 2 ^ 30
+  return finite(set) or finite(quarter) or 2 ^ 30
 end
 
 -- Above the limit, a batch whose own results are collected and gone does not wait for what other batches hold.
 local function holds_little(batch, limit)
   local bytes, trimmed = unpack(redis.call('HMGET', batch, 'bytes', 'trimmed'))
-  return trimmed and (tonumber(bytes) or 0) <= limit / 64
+  return trimmed and (finite(bytes) or 0) <= limit / 64
 end
 
 local function wake_lane(lane, now)
@@ -296,5 +364,5 @@ local function wake_uncollected(total, now)
 end
 
 local function uncount(cls, n)
-  if redis.call('HINCRBY', counts, cls, -n) <= 0 then redis.call('HDEL', counts, cls) end
+  if add(counts, cls, -n) <= 0 then redis.call('HDEL', counts, cls) end
 end

@@ -62,10 +62,10 @@ while more and looked < count and bytes < MAX_BYTES do
 end
 if reaped > 0 then
   uncount('b', reaped)
-  redis.call('HINCRBY', batch, 'failed', reaped)
-  redis.call('HINCRBY', batch, 'bytes', bytes)
-  redis.call('INCRBY', held, bytes)
-  redis.call('PEXPIRE', held, setting('keep_batch', WEEK))
+  add(batch, 'failed', reaped)
+  add(batch, 'bytes', bytes)
+  hold_bytes(bytes)
+  redis.call('PEXPIRE', held, keep_ms(redis.call('HGET', config, 'keep_batch'), WEEK))
 end
 if end_batch_when_done(lane, meta, stream, back, batch, results, now) then return {'0-0', reaped} end
 return {more and cursor or '0-0', reaped}

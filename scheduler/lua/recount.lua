@@ -15,11 +15,12 @@ local real = {i = 0, b = 0}
 for i, lane in ipairs(ARGV) do
   local meta = meta_of(lane)
   if not meta then return 0 end
-  real[meta.cls] = real[meta.cls] + redis.call('XLEN', streams[i])
+  local entries = redis.pcall('XLEN', streams[i])
+  if type(entries) == 'number' then real[meta.cls] = real[meta.cls] + entries end
 end
 local wrong = 0
 for cls, number in pairs(real) do
-  local counted = tonumber(redis.call('HGET', counts, cls) or 0)
+  local counted = finite(redis.call('HGET', counts, cls)) or 0
   if counted ~= number then
     wrong = wrong + math.abs(counted - number)
     if number > 0 then redis.call('HSET', counts, cls, number) else redis.call('HDEL', counts, cls) end

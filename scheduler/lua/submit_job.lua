@@ -27,10 +27,10 @@ if known then return {known_digest and digest ~= '' and known_digest ~= digest a
 local chat = cls == 'i'
 local virtual, cap, queue_ttl =
   unpack(redis.call('HMGET', config, 'virtual', chat and 'cap_interactive' or 'cap_batch', 'queue_ttl'))
-cap = tonumber(cap) or (chat and 10000 or 1000000)
-if tonumber(redis.call('HGET', counts, cls) or 0) >= cap then return {'full', cap} end
+cap = finite(cap) or (chat and 10000 or 1000000)
+if (finite(redis.call('HGET', counts, cls)) or 0) >= cap then return {'full', cap} end
 local now, meta = clock(virtual), meta_of(lane)
-ttl = tonumber(ttl) or (chat and (tonumber(queue_ttl) or 60000) or 0)
+ttl = tonumber(ttl) or (chat and (finite(queue_ttl) or 60000) or 0)
 local expires = ttl > 0 and string.format('%.0f', now + ttl)
 
 -- XADD is the first write: at maxmemory it is refused before anything has changed.
@@ -47,7 +47,7 @@ if expires then note('expires_at', expires) end
 if math.abs(string.match(entry, '^%d+') - now) > CLOCK_STEP then note('submitted_at', now) end
 if digest ~= '' then note('digest', digest) end
 redis.call(unpack(record))
-redis.call('HINCRBY', counts, cls, 1)
+add(counts, cls, 1)
 arrive(lane, meta, now)
 ring(cls, 1)
 return {'ok', entry}

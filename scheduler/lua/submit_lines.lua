@@ -19,13 +19,13 @@ local stream, batch, results = KEYS[19], KEYS[20], KEYS[21]
 local lane, from, to = ARGV[1], ARGV[2], ARGV[3]
 
 local expected, sealed, status = unpack(redis.call('HMGET', batch, 'next', 'sealed', 'status'))
-if not expected then return {'closed', 'lost'} end
+if not finite(expected) then return {'closed', 'lost'} end
 if sealed == '1' then return {'closed', status} end
 if expected ~= from then return {'skip', tonumber(expected)} end
 local good, bad = 0, 0
 for i = 4, #ARGV, 4 do if ARGV[i + 2] ~= '' then good = good + 1 else bad = bad + 1 end end
 local cap = setting('cap_batch', 1000000)
-local room = cap - tonumber(redis.call('HGET', counts, 'b') or 0)
+local room = cap - (finite(redis.call('HGET', counts, 'b')) or 0)
 if good > room then return {'full', math.max(0, room)} end
 
 local now = clock()
@@ -38,11 +38,11 @@ for i = 4, #ARGV, 4 do
   end
 end
 redis.call('HSET', batch, 'next', to)
-redis.call('HINCRBY', batch, 'lines', good + bad)
-if bad > 0 then redis.call('HINCRBY', batch, 'failed', bad) end
+add(batch, 'lines', good + bad)
+if bad > 0 then add(batch, 'failed', bad) end
 if good > 0 then
   redis.pcall('XGROUP', 'CREATE', stream, 'workers', 0) -- the first chunk makes it; later ones find it there
-  redis.call('HINCRBY', counts, 'b', good)
+  add(counts, 'b', good)
   arrive(lane, meta_of(lane), now)
   ring('b', math.ceil(good / 8))
 end

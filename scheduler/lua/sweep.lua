@@ -24,6 +24,7 @@ local meta, now = meta_of(lane), clock()
 if redis.call('EXISTS', stream) == 0 or now > tonumber(not_after) then return {'0-0', 0, {}, {}} end
 local found = redis.pcall('XAUTOCLAIM', stream, 'workers', consumer, lease, cursor, 'COUNT', count, 'JUSTID')
 if found.err then
+  if string.find(found.err, 'WRONGTYPE') then return {'0-0', 0, {}, {}} end -- somebody put another key there
   if not string.find(found.err, 'NOGROUP') then return found end
   redis.call('XGROUP', 'CREATE', stream, 'workers', 0) -- what ran is new again
   arrive(lane, meta, now)

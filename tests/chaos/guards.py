@@ -106,8 +106,8 @@ _KNOWN = (
 _SAVE = "if b.tokens then redis.call('HSET', bucket, 'tokens', b.tokens, 'at', math.max(b.at, now)) end"
 _CHAT = "while not set.paused_i and not unsure and #jobs < room do"
 _NO_CHAT = "while redis.call('EXISTS', ready_b) == 0 and #jobs < room do"
-_CAP = "if tonumber(redis.call('HGET', counts, cls) or 0) >= cap then return {'full', cap} end"
-_COUNT = "if sum.completed > 0 then redis.call('HINCRBY', batch, 'completed', sum.completed) end"
+_CAP = "if (finite(redis.call('HGET', counts, cls)) or 0) >= cap then return {'full', cap} end"
+_COUNT = "if sum.completed > 0 then add(batch, 'completed', sum.completed) end"
 
 #: All guards that can be turned off, by name.
 GUARDS = {

@@ -23,6 +23,10 @@ EVENT_SLACK = 2**20
 MEASURE_EVERY = 64 * 2**10
 
 
+#: What an assembler raises for chunks that are JSON, and nothing that an engine means: it does not look at each field.
+NONSENSE = (AttributeError, TypeError, ValueError, LookupError, RecursionError)
+
+
 class StreamReader:
     """Reads one streamed answer to its end."""
 
@@ -61,7 +65,7 @@ class StreamReader:
         self._first_id = self._first_id or _id_of(chunk)
         try:
             text = self._assembler.feed(chunk)
-        except (AttributeError, TypeError, ValueError) as error:
+        except NONSENSE as error:
             raise self._garbage(event.data) from error
         if self._assembler.error is not None:
             return raised(sort_error_chunk(self._assembler.error, event.data, self._id()))
@@ -80,12 +84,18 @@ class StreamReader:
         return chunk
 
     def _finish(self) -> EngineAnswer:
-        body = self._assembler.body()
+        body = self._body()
         if not self._assembler.finished:
             raise EngineUnclear("the stream ended before the answer had finished (no finish_reason)", 200, body)
         if len(body) > self._max_bytes:
             raise too_large(self._max_bytes)
         return EngineAnswer(200, body, self._id(), self._assembler.usage())
+
+    def _body(self) -> bytes:
+        try:
+            return self._assembler.body()
+        except NONSENSE as error:
+            raise EngineUnclear(f"the engine's chunks make no answer ({type(error).__name__})", 200) from error
 
     def _check_size(self, received: int) -> None:
         """Measure the answer, not the stream: its chunks repeat their envelope with every token.
@@ -95,7 +105,7 @@ class StreamReader:
         self._received += received
         if self._received < self._measure_at:
             return
-        size = len(self._assembler.body())
+        size = len(self._body())
         if size > self._max_bytes:
             raise too_large(self._max_bytes)
         self._measure_at = self._received + max(self._max_bytes - size, MEASURE_EVERY)
@@ -121,7 +131,7 @@ def whole_answer(status: int, body: bytes, request_id: str) -> EngineAnswer:
     choices = tree.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         reason = choice.get("finish_reason") if isinstance(choice, dict) else None
-        if reason is None or reason in BROKEN_OFF:
+        if not isinstance(reason, str) or reason in BROKEN_OFF:
             raise EngineUnclear(f"an answer is not finished (finish_reason {reason})", status, as_json(body))
     return EngineAnswer(status, as_json(body), request_id, usage_of(tree))
 
@@ -133,7 +143,8 @@ def as_chunk(tree: Tree) -> tuple[str, bytes] | None:
         return None
     pieces = [{("delta" if key == "message" else key): value for key, value in choice.items()} for choice in choices]
     first: Tree = pieces[0] if pieces else {}
-    text = first.get("text") or (first.get("delta") or {}).get("content") or ""
+    delta = first.get("delta")
+    text = first.get("text") or (delta.get("content") if isinstance(delta, dict) else None) or ""
     chunk = {**tree, "choices": pieces}
     if tree.get("object") == "chat.completion":
         chunk["object"] = "chat.completion.chunk"

@@ -73,7 +73,7 @@ class ChatAssembler:
     def finished(self) -> bool:
         """Whether every choice that began has a finish reason, and not one that means that it broke off."""
         reasons = [choice.get("finish_reason") for choice in self._choices.values()]
-        return bool(reasons) and all(reason is not None and reason not in BROKEN_OFF for reason in reasons)
+        return bool(reasons) and all(isinstance(reason, str) and reason not in BROKEN_OFF for reason in reasons)
 
     @property
     def last(self) -> bool:
@@ -146,10 +146,10 @@ class CompletionAssembler(ChatAssembler):
         return {"index": index, "text": Fragments("")}
 
     def _take_piece(self, choice: Tree, piece: Tree) -> str:
-        text = piece.get("text") or ""
+        text = str(piece.get("text") or "")
         choice["text"].parts.append(text)
         merge_fields(choice, {key: value for key, value in piece.items() if key != "text"})
-        return str(text)
+        return text
 
     def _whole(self, choice: Tree) -> Tree:
         return choice
@@ -184,7 +184,7 @@ class ResponsesAssembler:
             case _ if chunk.get("error") is not None:
                 self.error = chunk
             case _ if chunk.get("response"):
-                self._response = chunk["response"]
+                self._response = dict(chunk["response"])
         return ""
 
     def body(self) -> bytes:

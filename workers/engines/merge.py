@@ -25,6 +25,10 @@ Tree = dict[str, Any]
 NAMES = frozenset({"id", "type", "name", "role", "call_id", "tool_call_id", "format", "object", "status"})
 
 
+#: The writer of JSON takes 254 levels; a field of an answer adds a few.
+MAX_DEPTH = 200
+
+
 class Fragments:
     """A text that grows."""
 
@@ -100,16 +104,19 @@ def _same_item(known: list[Any], item: Tree) -> Tree | None:
 
 
 def load(data: bytes) -> Any:
-    """Read JSON as engines write it; raises ValueError for what is no JSON at all."""
+    """Read JSON as engines write it; raises ValueError for what is no JSON at all, or too deep to be written again."""
     try:
-        return orjson.loads(data)
+        tree = orjson.loads(data)
     except orjson.JSONDecodeError:
-        pass
-    try:
-        # Takes NaN, Infinity and lone surrogates (half of a pair, split over two chunks).
-        return json.loads(data)
-    except RecursionError:
-        raise ValueError("is nested too deep") from None
+        try:
+            # Takes NaN, Infinity and lone surrogates (half of a pair, split over two chunks).
+            tree = json.loads(data, parse_int=_int)
+        except RecursionError:
+            raise ValueError("is nested too deep") from None
+    # Brackets are counted first: few bodies have so many of them that they could be too deep.
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _is_deeper(tree, MAX_DEPTH):
+        raise ValueError("is nested too deep")
+    return tree
 
 
 def dump(tree: Any) -> bytes:
@@ -118,6 +125,25 @@ def dump(tree: Any) -> bytes:
         return orjson.dumps(tree, default=_joined)
     except orjson.JSONEncodeError:
         return orjson.dumps(_whole_characters(tree))
+
+
+def _int(digits: str) -> float:
+    """Read an integer as the fast parser does: one of more than 64 bits is a float."""
+    number = int(digits) if len(digits) <= 20 else float(digits)
+    return number if -(2**63) <= number < 2**64 else float(digits)
+
+
+def _is_deeper(tree: Any, depth: int) -> bool:
+    level = [tree]
+    for _ in range(depth + 1):
+        level = [
+            item
+            for value in level
+            if isinstance(value, dict | list)
+            for item in (value.values() if isinstance(value, dict) else value)
+            if isinstance(item, dict | list)
+        ]
+    return bool(level)
 
 
 def _joined(value: object) -> str:

@@ -76,7 +76,7 @@ def status_of_error(error: object) -> int:
     fields = error if isinstance(error, dict) else {"message": error}
     for name in ("code", "status", "status_code"):
         value = fields.get(name)
-        if isinstance(value, str) and value.isdigit():
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{3}", value):
             value = int(value)
         if isinstance(value, int) and 400 <= value < 600:
             return value
@@ -95,11 +95,11 @@ def seconds_of(retry_after: str | None, now: datetime | None = None) -> float | 
     if retry_after is None:
         return None
     text = retry_after.strip()
-    if re.fullmatch(r"\d{1,9}(\.\d+)?", text):
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
         return float(text)
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         return None
     # "-0000" gives a time without a zone; HTTP dates are always UTC.
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
