@@ -56,9 +56,11 @@ async def many_streams(setting: Setting) -> Figures:
         async with _session() as session:
             for name in targets.keys() - {"engine"}:
                 await asyncio.gather(*(_ask(session, targets[name], 2) for _ in range(10)))
+            _, own = await _hold(session, targets["engine"], setting.count)
             llmq = targets["llmq"]
             before = [cpu_s(pid) for pid in (*llmq.pids, setting.server.process.pid)]
             tokens, figures = await _hold(session, llmq, setting.count)
+            figures["engine itself late p99"] = own["late p99"]
             after = [cpu_s(pid) for pid in (*llmq.pids, setting.server.process.pid)]
             costs = [1e6 * (end - begin) / tokens for begin, end in zip(before, after, strict=True)]
             figures |= dict(zip(("gateway", "worker", "Redis"), costs, strict=True))

@@ -23,6 +23,7 @@ _LITELLM = """\
 model_list:
   - model_name: bench
     litellm_params: {{model: openai/bench, api_base: "{engine}/v1", api_key: none}}
+general_settings: {{dangerously_permit_weak_or_unset_master_key: true}}
 litellm_settings: {{telemetry: false, num_retries: 0}}
 """
 
@@ -57,7 +58,7 @@ def llmq_front(setting: Setting, engine: str, slots: int) -> Iterator[Target]:
 
 @contextmanager
 def litellm_front(setting: Setting, engine: str) -> Iterator[Target]:
-    """Run LiteLLM's proxy with one worker process, which is what it does by itself."""
+    """Run LiteLLM's proxy with one worker process, which is what it does by itself; nobody needs a key."""
     assert setting.litellm is not None
     config = setting.folder / "litellm.yaml"
     config.write_text(_LITELLM.format(engine=engine))
