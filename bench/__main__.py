@@ -33,12 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="measure each row N times (default: 3)")
     parser.add_argument("--appendonly", action="store_true", help="Redis with its append-only file, everysec")
+    parser.add_argument("--litellm", type=Path, metavar="EXECUTABLE", help="LiteLLM's proxy, for rows of the gateway")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE", help="where the figures go")
     given = parser.parse_args(arguments)
     rows = [by_name(ROWS)[name] for name in given.only] if given.only else ROWS
     about = machine(appendonly=given.appendonly)
     print(*(f"{name}: {value}" for name, value in about.items()), sep="\n", flush=True)
     options = [f"--{name}" for name in ("quick", "appendonly") if getattr(given, name)]
+    options += ["--litellm", str(given.litellm.absolute())] if given.litellm else []
     measured = [_measure(row, 1 if given.quick else given.repeat, given.quick, options) for row in rows]
     given.out.write_text(json.dumps(as_json(measured, about), indent=1) + "\n")
     print(f"\n{as_table(measured, judged=not given.quick)}\n\nall figures: {given.out}")

@@ -21,10 +21,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--appendonly", action="store_true")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--litellm", type=Path)
     given = parser.parse_args()
     with redis_server(given.folder, appendonly=given.appendonly) as server:
         row = by_name(ROWS)[given.row]
-        print(json.dumps(asyncio.run(_measured(row.measure(Setting(server, given.folder, given.count, given.quick))))))
+        setting = Setting(server, given.folder, given.count, given.quick, given.litellm)
+        print(json.dumps(asyncio.run(_measured(row.measure(setting)))))
 
 
 async def _measured(measurement: Awaitable[Figures]) -> Figures:

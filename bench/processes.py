@@ -23,10 +23,11 @@ LLMQ = (sys.executable, "-c", "from llmq.cli.main import main; main()")
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker that serves; `said` is what it prints from now on."""
+    """A process that serves; `said` is what it prints from now on, `ready` how it said that it is."""
 
     process: subprocess.Popen[bytes]
     said: IO[bytes]
+    ready: str = ""
 
 
 @contextmanager
@@ -35,6 +36,21 @@ def llmq_worker(url: str, slots: int, engine: str = "sim://?instant=1") -> Itera
     options = ("--engine", engine, "--concurrency", str(slots), "--reserve", "0", "--redis", url)
     with _serving((*LLMQ, "worker", *options)) as worker:
         yield worker
+
+
+@contextmanager
+def llmq_gateway(url: str, home: Path) -> Iterator[tuple[Worker, str]]:
+    """Run `llmq gateway`; also return its URL."""
+    options = ("--port", "0", "--files", str(home / "files"), "--redis", url)
+    with _serving((*LLMQ, "gateway", *options)) as gateway:
+        yield gateway, gateway.ready.rpartition(" ")[2].removesuffix("/v1")
+
+
+@contextmanager
+def stream_engine() -> Iterator[str]:
+    """Run the engine that streams at a fixed pace; return its URL."""
+    with _serving((sys.executable, "-m", "bench.stream_engine")) as engine:
+        yield engine.ready.rpartition(" ")[2]
 
 
 @contextmanager
@@ -62,19 +78,18 @@ def _serving(command: Sequence[str]) -> Iterator[Worker]:
     assert process.stdout is not None
     assert process.stderr is not None
     try:
-        _wait_until_ready(process, process.stderr)
-        yield Worker(process, process.stdout)
+        yield Worker(process, process.stdout, _wait_until_ready(process, process.stderr))
     finally:
         process.kill()
         process.communicate()
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], stderr: IO[bytes]) -> str:
     deadline, said = time.monotonic() + START_TIMEOUT_S, b""
     while select.select([stderr], [], [], max(0.0, deadline - time.monotonic()))[0]:
         line = stderr.readline()
         if line.startswith(b"ready "):
-            return
+            return line.decode().strip()
         said += line
         if not line:
             break

@@ -63,7 +63,8 @@ def as_table(measured: Sequence[Measured], *, judged: bool = True) -> str:
 
 def _lines(item: Measured, judged: bool) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
-    for number, goal in enumerate(item.row.goals):
+    goals = [goal for goal in item.row.goals if goal.figure in item.repeats[0]]
+    for number, goal in enumerate(goals):
         values = [repeat[goal.figure] for repeat in item.repeats]
         median = statistics.median(values)
         met = goal.met(median) if judged else None

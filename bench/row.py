@@ -22,13 +22,15 @@ Figures = dict[str, float]
 class Setting:
     """Where a row runs: a server of its own, an empty folder, and how many jobs (or seconds) it takes.
 
-    `quick` rows do not wait for what takes long by design.
+    `quick` rows do not wait for what takes long by design. `litellm` is the executable of LiteLLM's proxy, if it is to
+    be measured beside.
     """
 
     server: RedisServer
     folder: Path
     count: int
     quick: bool = False
+    litellm: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import latency, standing, submitting, throughput
+from bench import chat_streams, latency, standing, submitting, throughput
 from bench.row import Goal, Row
 
 ROWS = (
@@ -80,6 +80,44 @@ ROWS = (
             Goal("times the bare loop", ""),
         ),
         latency.beside_batch,
+    ),
+    Row(
+        "gateway",
+        "streamed chat, 50 requests a second, beside the engine itself",
+        500,
+        5,
+        (
+            Goal("added p50", "ms", at_most=5.0),
+            Goal("added p99", "ms", at_most=12.0),
+            Goal("engine itself p50", "ms"),
+            Goal("LiteLLM added p50", "ms"),
+            Goal("LiteLLM added p99", "ms"),
+            Goal("part of LiteLLM's, p50", "", at_most=0.5),
+            Goal("part of LiteLLM's, p99", "", at_most=0.5),
+        ),
+        chat_streams.first_token,
+    ),
+    Row(
+        "gateway-streams",
+        "streams of 25 tokens a second at one time",
+        200,
+        4,
+        (
+            Goal("tokens", "a second", at_least=4900),
+            Goal("late p50", "ms"),
+            Goal("late p99", "ms", at_most=100),
+            Goal("engine itself late p99", "ms"),
+            Goal("gateway", "us of CPU a token"),
+            Goal("worker", "us of CPU a token"),
+            Goal("both", "us of CPU a token", at_most=60),
+            Goal("Redis", "us of CPU a token"),
+            Goal("streams a core", ""),
+            Goal("LiteLLM", "us of CPU a token"),
+            Goal("LiteLLM late p99", "ms"),
+            Goal("LiteLLM streams a core", ""),
+            Goal("times LiteLLM's streams a core", "", at_least=1),
+        ),
+        chat_streams.many_streams,
     ),
     Row(
         "memory",

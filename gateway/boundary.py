@@ -78,7 +78,7 @@ class Boundary:
     async def _fail(self, exchange: Exchange, scope: Scope, error: Exception) -> None:
         answer = api_error(error)
         if answer.status >= 500:
-            about = f"{scope['method']} {scope['path']} ({exchange.request_id})"
+            about = f"{scope['method']} {scope['path']!r} ({exchange.request_id})"
             unforeseen = answer.code == "internal_error"
             _log.log(logging.ERROR if unforeseen else logging.INFO, "%s: %s", about, error, exc_info=unforeseen)
         if exchange.begun:

@@ -207,7 +207,7 @@ def _additions(foundation: Foundation) -> list[Addition]:
         Addition(routes=ops_routes(queue, fleet, foundation.url)),
         Addition(routes=metrics_routes(queue, foundation.registry)),
         Addition(background=[foundation.admission]),
-        Addition(batch_routes(batches.service), [batches], uploads, describe_batches()),
+        Addition(batch_routes(batches.service, foundation.admission), [batches], uploads, describe_batches()),
     ]
 
 

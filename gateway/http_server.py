@@ -15,6 +15,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -27,7 +28,8 @@ HEAD_S = 10.0
 #: Between two requests of a connection. Balancers keep theirs for 60 s and must not find them closed.
 IDLE_S = 75.0
 
-#: The head of a request in bytes; headers are kept in memory until it is whole.
+#: The head of a request in bytes; headers are kept in memory until it is whole. It holds for what stands between two
+#: pieces of a chunked body, and behind it, too.
 MAX_HEAD_BYTES = 64 * 1024
 
 #: A client that reads so little of its answer that no more can be written for so long is gone, for all that matters.
@@ -41,6 +43,9 @@ BACKLOG = 2048
 
 #: A peer that vanished without a word is noticed after 30 s.
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+
+#: Headers of a request that offer another protocol.
+_OF_UPGRADE = frozenset({b"upgrade", b"connection", b"http2-settings"})
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -76,26 +81,30 @@ class GuardedProtocol(HttpToolsProtocol):
         """Take bytes of a request."""
         if self._lingering is not None:
             return
-        if self._in_head:
-            if self._head_timer is None:
-                self._await_head()
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES + len(data):
-                self._refuse(
-                    ApiError(431, f"expected a head of at most {MAX_HEAD_BYTES:,} bytes", code="head_too_large")
-                )
-                return
-        super().data_received(data)
+        if self._in_head and self._head_timer is None:
+            self._await_head()
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES + len(data):
+            self._refuse(ApiError(431, f"expected a head of at most {MAX_HEAD_BYTES:,} bytes", code="head_too_large"))
+            return
+        self._parse(data)
 
     def on_headers_complete(self) -> None:
-        """The head has come."""
-        self._end_head()
-        super().on_headers_complete()
+        """The head has come; where it asks for another protocol, it will come again without that (`_parse`)."""
+        if not self.parser.should_upgrade():
+            self._end_head()
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body has come."""
+        self._head_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request has come whole: what follows is the head of the next one."""
-        super().on_message_complete()
-        self._in_head, self._head_bytes = True, 0
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+            self._in_head, self._head_bytes = True, 0
 
     def on_response_complete(self) -> None:
         """The answer is out; where its request had not come whole, nothing that follows can be read as another one."""
@@ -118,6 +127,24 @@ class GuardedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, in the shape of all other errors."""
         self._refuse(ApiError(400, "expected an HTTP request, got what cannot be read as one", code="bad_request"))
+
+    def _parse(self, data: bytes) -> None:
+        """Parse; a request that offers another protocol (Java's client does: `Upgrade: h2c`) is served in this one."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                self.send_400_response("")
+                return
+            head = b"%s %s HTTP/%s\r\n" % (method, self.url, self.parser.get_http_version().encode())
+            kept = b"".join(b"%s: %s\r\n" % pair for pair in self.headers if pair[0] not in _OF_UPGRADE)
+            # The parser takes what follows an offer for the other protocol: another one begins anew.
+            self.parser = httptools.HttpRequestParser(self)
+            self._parse(head + kept + b"\r\n" + data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
 
     def _await_head(self) -> None:
         self._in_head, self._head_bytes = True, 0

@@ -81,7 +81,10 @@ class Inference:
         finally:
             if not answered:
                 self._service.jobs.drop(job)
-        return 0 if job.joined else _tokens(record)  # who made the job has paid for it
+        if job.joined:  # who made the job has paid for it
+            return 0
+        # Of an answer that its client left, each piece was about a token: leaving early must not be cheaper.
+        return _tokens(record) if record is not None else max(call.job.cost(), vigil.pieces)
 
     async def _stream(self, call: Call, job: OpenJob, exchange: Exchange, vigil: Vigil) -> JobRecord | None:
         events = Events(self._url, wants_usage=call.wants_usage)

@@ -46,7 +46,7 @@ class Stream:
             if vigil.over:
                 return
             if views := order.take():
-                vigil.begun = True
+                vigil.pieces += len(views)
                 if data := self._events.of(views):
                     await self._write(data)
             elif watch.over:

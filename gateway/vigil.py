@@ -71,8 +71,8 @@ class Vigil:
     def __init__(self, tower: Watchtower, job: OpenJob, receive: Receive, wake: Callable[[], object]) -> None:
         self.left = False
         self.failure: ApiError | None = None
-        self.begun = False
-        """Whether some of the answer has come: set by who sends it on."""
+        self.pieces = 0
+        """How many pieces of the answer have come: counted by who sends them on."""
         self._tower = tower
         self._job = job
         self._receive = receive
@@ -134,7 +134,7 @@ class Vigil:
         known = {worker.id for worker in view.workers}
         dead = record.consumer in silent or record.consumer not in known
         self._silent_looks = self._silent_looks + 1 if record.state is JobState.RUNNING and dead else 0
-        if self._silent_looks >= (LOOKS_BEGUN if self.begun else LOOKS_NOT_BEGUN):
+        if self._silent_looks >= (LOOKS_BEGUN if self.pieces else LOOKS_NOT_BEGUN):
             self.end(_interrupted("its worker has died, and no other one is there"))
 
 

@@ -1,7 +1,7 @@
 """The batch part of a gateway: its pieces, put together.
 
 part = open_batch_part(queue, storage, Limits(), say)
-app routes: batch_routes(part.service)       background: part.run()       at the end: part.close()
+app routes: batch_routes(part.service, admission)       background: part.run()       at the end: part.close()
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ They expect the caller in `request.state.caller`, and let ApiError and errors of
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -14,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from llmq.gateway.admission import Caller
+from llmq.gateway.admission import Admission, Caller
 from llmq.gateway.batch import places
 from llmq.gateway.batch.asked import read_batch
 from llmq.gateway.batch.paging import read_listing
@@ -37,9 +38,9 @@ _STORAGE_RETRY_S = 5.0
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def batch_routes(service: BatchService) -> list[Route]:
+def batch_routes(service: BatchService, admission: Admission) -> list[Route]:
     """Return the routes of `/v1/files` and `/v1/batches`."""
-    routes = _Routes(service)
+    routes = _Routes(service, admission)
     table: list[tuple[str, str, Endpoint]] = [
         ("POST", "/v1/files", routes.upload),
         ("GET", "/v1/files", routes.list_files),
@@ -58,8 +59,9 @@ def batch_routes(service: BatchService) -> list[Route]:
 class _Routes:
     """One method an endpoint."""
 
-    def __init__(self, service: BatchService) -> None:
+    def __init__(self, service: BatchService, admission: Admission) -> None:
         self._service = service
+        self._admission = admission
 
     async def upload(self, request: Request) -> Response:
         """POST /v1/files"""
@@ -91,11 +93,16 @@ class _Routes:
         return _json(await self._service.delete_file(_tenant(request), request.path_params["id"]))
 
     async def create(self, request: Request) -> Response:
-        """POST /v1/batches"""
-        caller = _caller(request)
-        if TrafficClass.BATCH not in caller.classes:
-            raise ApiError(403, "This API key may not run batches.", code="class_not_allowed")
-        return _json(await self._service.create(caller.tenant, read_batch(await _body(request))))
+        """POST /v1/batches: one request of its key, however many lines it has"""
+        caller, asked = _caller(request), read_batch(await _body(request))
+        # It runs for no time of its own: chat that fills the key's places must not keep batches out.
+        limits = replace(caller.limits, concurrency=None)
+        entered = await self._admission.enter(replace(caller, limits=limits), TrafficClass.BATCH, 0)
+        try:
+            request.state.exchange.headers.update(entered.headers)
+            return _json(await self._service.create(caller.tenant, asked))
+        finally:
+            await entered.leave(0)
 
     async def list_batches(self, request: Request) -> Response:
         """GET /v1/batches"""

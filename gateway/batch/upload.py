@@ -20,6 +20,9 @@ from llmq.scheduler.units import format_size
 #: Fields beside the file, and bytes of one: purpose and expiry need a few dozen.
 _MOST_FIELDS, _FIELD_BYTES = 16, 4096
 
+#: Bytes of the headers of one part.
+_HEADER_BYTES = 16 * 1024
+
 #: What a body may have around its file.
 OVERHEAD = 64 * 1024
 
@@ -40,6 +43,7 @@ class _Part:
     """The part that is being read."""
 
     headers: dict[str, bytes] = field(default_factory=dict)
+    header_bytes: int = 0
     header: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(), bytearray()))
     name: str = ""
     filename: str | None = None
@@ -111,10 +115,16 @@ class _Receiver:
         self._part = _Part()
 
     def _header_name(self, data: bytes, start: int, end: int) -> None:
-        self._part.header[0].extend(data[start:end])
+        self._extend_header(0, data[start:end])
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._part.header[1].extend(data[start:end])
+        self._extend_header(1, data[start:end])
+
+    def _extend_header(self, which: int, data: bytes) -> None:
+        self._part.header_bytes += len(data)
+        if self._part.header_bytes > _HEADER_BYTES:
+            raise ApiError(400, f"The body has a part with more than {_HEADER_BYTES:,} bytes of headers.")
+        self._part.header[which].extend(data)
 
     def _header_end(self) -> None:
         name, value = self._part.header

@@ -16,6 +16,7 @@ from llmq.gateway.gateway import GatewayOptions, GatewayReport, serve
 from llmq.gateway.http_server import listen
 from llmq.workers.shutdown import Shutdown
 from tests.engine.scripted import Request
+from tests.redis.serving import until
 
 CHAT = "/v1/chat/completions"
 
@@ -112,6 +113,16 @@ async def events(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
         elif lines:
             yield "\n".join(lines)
             lines = []
+
+
+async def closed(front: Gateway) -> None:
+    """Wait until a gateway has seen the first key."""
+
+    async def refuses() -> bool:
+        async with front.get("/v1/models") as response:
+            return bool(response.status == 401)
+
+    await until(refuses)
 
 
 async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:

@@ -123,6 +123,8 @@ class TestBrokenBodies:
             (body(*[(f'name="f{n}"', b"") for n in range(20)]), 400),
             (b"--xyz\r\n" + b"X" * 10_000, 400),
             (b"--xyz\r\nno header\r\n\r\n", 400),
+            (body(('name="file"; filename="' + "x" * 20_000 + '"', b"{}")), 400),
+            (body(('name="file"' + "".join(f"\r\nX-{n}: {'v' * 2000}" for n in range(10)), b"{}")), 400),
         ],
     )
     @pytest.mark.parametrize("step", [1, 1000])

@@ -12,7 +12,9 @@ import pytest
 from redis.asyncio import Redis
 
 from llmq.gateway.vigil import Patience
+from llmq.workers.engines.http import HttpEngine
 from tests.conftest import OwnServer
+from tests.engine.fake import FakeEngine
 from tests.engine.scripted import ScriptedEngine
 from tests.gateway.serving import Gateway, chunk, error_of, events, gateway, say_all, whole
 from tests.redis.serving import KEYS, configure, serving, until
@@ -121,6 +123,47 @@ class TestRedis:
                 client.flushall()
             async with asyncio.timeout(10):
                 assert (503, "request_lost") == await asked
+
+
+async def test_a_stream_outlives_the_deploy_of_its_worker(redis_url: str) -> None:
+    """The worker that drains finishes what it has begun; new calls go to the one that took its place (G6)."""
+    old, new = ScriptedEngine(slots=1), ScriptedEngine(slots=1)
+    async with gateway(redis_url) as front, serving(redis_url, old, concurrency=1, reserve=0, grace=20.0) as leaving:
+        streaming = asyncio.create_task(told(front, "s"))
+        request = await old.next()
+        request.say("begun", chunk("begun"))
+        leaving.shutdown.request()
+        async with serving(redis_url, new, concurrency=1, reserve=0):
+            plain = asyncio.create_task(_status(front))
+            say_all(await new.next(), "elsewhere")
+            assert (200, "") == await plain
+            request.say("ended", chunk("ended"))
+            request.say("", chunk())
+            request.answer(body=whole("begunended"))
+            _, came = await streaming
+            assert 2 == sum("begun" in event or "ended" in event for event in came)
+            assert "data: [DONE]" == came[-1]
+            await leaving.stopped()
+
+
+async def test_what_went_wrong_is_told_without_addresses(redis_url: str, redis: Redis) -> None:
+    """A client learns what happened, and not where the engine is."""
+    await configure(redis, attempts_interactive="1")
+    fake = FakeEngine()
+    fake.replies["/v1/chat/completions"] = b"this is no HTTP\r\n\r\n"
+    async with fake.serving():
+        engine = HttpEngine(fake.url)
+        async with (
+            serving(redis_url, engine, concurrency=1, reserve=0),
+            gateway(redis_url) as front,
+            front.chat() as response,
+        ):
+            assert 502 == response.status
+            message = (await error_of(response))["message"]
+        await engine.close()
+    assert "no HTTP answer" in message
+    assert "127.0.0.1" not in message
+    assert fake.url.rpartition(":")[2] not in message
 
 
 class TestDrain:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import time
@@ -181,6 +182,44 @@ class TestSizes:
         """Headers are held in memory until the head is whole."""
         status, _, body = await spoken(strict, HEAD, *[f"x-{n}: {'v' * 8000}\r\n" for n in range(200)])
         assert (431, "head_too_large") == (status, code_of(body))
+
+
+class TestProtocols:
+    """Offers of another protocol, and what stands around a body."""
+
+    @pytest.mark.parametrize("offer", ["h2c", "websocket"])
+    async def test_an_offer_of_another_protocol_is_passed_over(
+        self, front: Gateway, engine: ScriptedEngine, offer: str
+    ) -> None:
+        """Java's client offers HTTP/2 with every request: it is served all the same, its body with it."""
+        engine.on_request = lambda request: request.answer(body=whole(request.prompt))
+        asked = json.dumps({"messages": [{"role": "user", "content": "hello"}]})
+        offered = f"connection: Upgrade, HTTP2-Settings\r\nupgrade: {offer}\r\nhttp2-settings: AAEA\r\n"
+        request = f"{HEAD}{offered}content-length: {len(asked)}\r\n\r\n{asked}"
+        last = "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        status, _, rest = await spoken(front, request[:90], request[90:250], request[250:] + last)
+        assert 200 == status
+        assert b"hello" in rest
+        assert b'{"status":"ok"}' in rest  # the next request of the connection is read as one
+
+    async def test_no_tunnel_is_opened(self, strict: Gateway) -> None:
+        """CONNECT leads nowhere."""
+        status, _, body = await spoken(strict, "CONNECT 127.0.0.1:6379 HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (400, "bad_request") == (status, code_of(body))
+
+    @pytest.mark.parametrize("endless", ["0\r\nx-trailer: ", "5;extension="])
+    async def test_what_stands_around_a_body_is_bounded(self, front: Gateway, endless: str) -> None:
+        """Trailers and the extensions of chunks are no body, and no head: they have the head's limit."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+        writer.write(f"{HEAD}transfer-encoding: chunked\r\n\r\n2\r\n{{}}\r\n{endless}".encode())
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 100 * 2**20 and not reader.at_eof():
+                writer.write(b"x" * 65536)
+                await writer.drain()
+                sent += 65536
+        writer.close()
+        assert sent < 20 * 2**20  # what the buffers of two sockets hold
 
 
 class TestSlowClients:

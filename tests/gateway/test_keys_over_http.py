@@ -14,7 +14,7 @@ from llmq.scheduler.api_keys import ApiKeys
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.queue import Queue
 from tests.engine.scripted import ScriptedEngine
-from tests.gateway.serving import Gateway, error_of, say_all
+from tests.gateway.serving import Gateway, closed, error_of, say_all
 from tests.redis.serving import KEYS, until
 from tests.system.cli_process import llmq, started
 
@@ -30,16 +30,6 @@ def keys(redis: Redis) -> ApiKeys:
 def client(front: Gateway, secret: str) -> openai.AsyncOpenAI:
     """Return the official client with a key, which does not try again."""
     return openai.AsyncOpenAI(base_url=f"{front.base}/v1", api_key=secret, max_retries=0)
-
-
-async def closed(front: Gateway) -> None:
-    """Wait until the gateway has seen the first key."""
-
-    async def refuses() -> bool:
-        async with front.get("/v1/models") as response:
-            return bool(response.status == 401)
-
-    await until(refuses)
 
 
 async def test_a_key_is_the_tenant_and_its_limits_are_told(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -14,9 +14,10 @@ from redis.asyncio import Redis
 from llmq.workers.engines.base import EngineGone
 from llmq.workers.engines.http import HttpEngine
 from llmq.workers.engines.sim import SimEngine
+from tests.conftest import OwnServer
 from tests.engine import LlamaServer, llama_server
 from tests.engine.scripted import ScriptedEngine
-from tests.gateway.serving import Gateway, chunk, gateway
+from tests.gateway.serving import Gateway, chunk, gateway, say_all
 from tests.redis.serving import KEYS, configure, serving, until
 
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me of the sea."}]
@@ -181,6 +182,52 @@ class TestErrors:
             await first
             (await engine.next()).answer(body=answer)
             assert "c" == (await second).id
+
+    async def test_an_outage_of_redis_is_sat_out(self, own_server: OwnServer, engine: ScriptedEngine) -> None:
+        """503 with Retry-After: the client comes again when it is told to, and its caller notices nothing."""
+        server = own_server()
+        engine.on_request = lambda request: say_all(request, "hello")
+        told: list[tuple[int, str | None]] = []
+
+        async def look(response: Any) -> None:
+            told.append((response.status_code, response.headers.get("retry-after")))
+            if len(told) == 1:
+                server.start()
+
+        async with (
+            serving(server.url, engine, concurrency=1, reserve=0),
+            gateway(server.url) as front,
+            openai.DefaultAsyncHttpxClient(event_hooks={"response": [look]}) as http,
+        ):
+            client = openai.AsyncOpenAI(base_url=f"{front.base}/v1", api_key="none", max_retries=5, http_client=http)
+            server.kill()
+            done = await client.chat.completions.create(model="m", messages=MESSAGES)
+        assert "hello" == done.choices[0].message.content
+        assert (503, "2") == told[0]
+        assert 200 == told[-1][0]
+
+    async def test_a_time_limit_of_the_client_takes_its_job_back(self, front: Gateway, engine: ScriptedEngine) -> None:
+        """APITimeoutError; the engine is spared what nobody waits for (G14)."""
+        async with front.openai(timeout=0.5) as client:
+            asked = asyncio.create_task(client.chat.completions.create(model="m", messages=MESSAGES))
+            request = await engine.next()
+            with pytest.raises(openai.APITimeoutError):
+                await asked
+            await request.aborted.wait()
+
+    async def test_raw_responses_show_the_headers(self, front: Gateway, engine: ScriptedEngine) -> None:
+        """The client's own request id, the job's, and the parsed answer behind them; also of a stream."""
+        engine.on_request = lambda request: say_all(request, "hello")
+        async with front.openai(default_headers={"x-request-id": "mine-1"}) as client:
+            raw = await client.chat.completions.with_raw_response.create(model="m", messages=MESSAGES)
+            assert ("mine-1", "mine-1") == (raw.headers["x-request-id"], raw.request_id)
+            assert raw.headers["x-llmq-job-id"]
+            assert "hello" == raw.parse().choices[0].message.content
+            async with client.chat.completions.with_streaming_response.create(
+                model="m", messages=MESSAGES, stream=True
+            ) as streamed:
+                assert "text/event-stream; charset=utf-8" == streamed.headers["content-type"]
+                assert "data: [DONE]" == [line async for line in streamed.iter_lines() if line][-1]
 
     async def test_a_stream_that_breaks_off_raises(self, front: Gateway, engine: ScriptedEngine) -> None:
         """It does not look like a short answer."""

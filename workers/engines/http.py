@@ -184,23 +184,23 @@ def _foreign_errors(url: str) -> Iterator[None]:
 
     Only a connection that never came about proves that nothing is in flight. One that was lost before an answer may
     have delivered the request: counting it as in flight bounds how often a request that kills engines is sent again.
+    What ends a request is told to whoever sent it, and so does not say where the engine is.
     """
     try:
         yield
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise EngineGone(f"no connection to the engine at {url}: {_reason(error)}", in_flight=False) from error
     except aiohttp.SocketTimeoutError as error:
-        raise EngineUnclear(f"the engine at {url} fell silent in mid-answer: {_reason(error)}") from error
+        raise EngineUnclear(f"the engine fell silent in mid-answer: {_reason(error)}") from error
     except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError) as error:
-        raise EngineGone(
-            f"the engine at {url} was lost with the request in flight: {_reason(error)}", in_flight=True
-        ) from error
+        raise EngineGone(f"the engine was lost with the request in flight: {_reason(error)}", in_flight=True) from error
     except aiohttp.ClientError as error:
-        raise EngineUnclear(f"what the engine at {url} sent is no HTTP answer: {_reason(error)}") from error
+        raise EngineUnclear(f"what the engine sent is no HTTP answer: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    told = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+    return told or type(error).__name__
 
 
 def _watched_socket(address: Any) -> socket.socket:

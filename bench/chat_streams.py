@@ -1,0 +1,149 @@
+"""Chat through the gateway, beside the same engine asked directly, and LiteLLM's proxy where one is given.
+
+All of them are asked in turn within one run, a second each: whatever else this machine is doing, it does to all. What a
+proxy adds to a time is that time less the median of the engine's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import aiohttp
+
+from bench.processes import stream_engine
+from bench.proxies import Target, cpu_s, litellm_front, llmq_front
+from bench.row import Figures, Setting
+from bench.stream_engine import PACE_S
+
+RATE = 50.0
+TURN_REQUESTS = 50
+FIRST_TOKENS = 8
+SLOTS = 256
+
+#: Tokens of one of many streams: six seconds.
+MANY_TOKENS = 150
+
+
+async def first_token(setting: Setting) -> Figures:
+    """Ask 50 times a second, `count` times each; return what is added to the time to the first token."""
+    with _targets(setting) as targets:
+        async with _session() as session:
+            for target in targets.values():
+                await asyncio.gather(*(_ask(session, target, 2) for _ in range(10)))  # connections, and code that loads
+            times: dict[str, list[float]] = {name: [] for name in targets}
+            for done in range(0, setting.count, TURN_REQUESTS):
+                for name, target in targets.items():
+                    times[name] += await _turn(session, target, min(TURN_REQUESTS, setting.count - done))
+    own = statistics.median(times["engine"])
+    figures = {"engine itself p50": own * 1000}
+    for name, label in (("llmq", "added"), ("litellm", "LiteLLM added")):
+        if name in times:
+            figures[f"{label} p50"] = 1000 * (statistics.median(times[name]) - own)
+            figures[f"{label} p99"] = 1000 * (_percentile(times[name], 0.99) - own)
+    if "litellm" in times:
+        figures["part of LiteLLM's, p50"] = figures["added p50"] / figures["LiteLLM added p50"]
+        figures["part of LiteLLM's, p99"] = figures["added p99"] / figures["LiteLLM added p99"]
+    return figures
+
+
+async def many_streams(setting: Setting) -> Figures:
+    """Hold `count` streams at a time; return how late their tokens come, and what a token costs."""
+    with _targets(setting) as targets:
+        async with _session() as session:
+            for name in targets.keys() - {"engine"}:
+                await asyncio.gather(*(_ask(session, targets[name], 2) for _ in range(10)))
+            _, own = await _hold(session, targets["engine"], setting.count)
+            llmq = targets["llmq"]
+            before = [cpu_s(pid) for pid in (*llmq.pids, setting.server.process.pid)]
+            tokens, figures = await _hold(session, llmq, setting.count)
+            figures["engine itself late p99"] = own["late p99"]
+            after = [cpu_s(pid) for pid in (*llmq.pids, setting.server.process.pid)]
+            costs = [1e6 * (end - begin) / tokens for begin, end in zip(before, after, strict=True)]
+            figures |= dict(zip(("gateway", "worker", "Redis"), costs, strict=True))
+            figures["both"] = costs[0] + costs[1]
+            figures["streams a core"] = _streams_a_core(sum(costs))
+            if "litellm" in targets:
+                other, spent = targets["litellm"], targets["litellm"].cpu_s()
+                tokens, late = await _hold(session, other, setting.count)
+                figures["LiteLLM"] = 1e6 * (other.cpu_s() - spent) / tokens
+                figures["LiteLLM late p99"] = late["late p99"]
+                figures["LiteLLM streams a core"] = _streams_a_core(figures["LiteLLM"])
+                figures["times LiteLLM's streams a core"] = (
+                    figures["streams a core"] / figures["LiteLLM streams a core"]
+                )
+    return figures
+
+
+@contextmanager
+def _targets(setting: Setting) -> Iterator[dict[str, Target]]:
+    """Start everything; return the places to ask, by name."""
+    with (
+        stream_engine() as engine,
+        llmq_front(setting, engine, SLOTS) as llmq,
+        litellm_front(setting, engine) if setting.litellm else nullcontext() as litellm,
+    ):
+        others = {} if litellm is None else {"litellm": litellm}
+        yield {"engine": Target(engine), "llmq": llmq, **others}
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), read_bufsize=2**20)
+
+
+async def _turn(session: aiohttp.ClientSession, target: Target, count: int) -> list[float]:
+    """Ask `count` times at the rate, whatever comes back when; return the times to the first tokens."""
+    began, asked = time.monotonic(), []
+    for number in range(count):
+        await asyncio.sleep(began + number / RATE - time.monotonic())
+        asked.append(asyncio.create_task(_ask(session, target, FIRST_TOKENS)))
+    return [first for first, _ in await asyncio.gather(*asked)]
+
+
+async def _hold(session: aiohttp.ClientSession, target: Target, streams: int) -> tuple[int, Figures]:
+    """Hold streams that begin within a second; return their tokens, and how they came."""
+    began = time.monotonic()
+
+    async def one(number: int) -> Sequence[tuple[float, float]]:
+        await asyncio.sleep(number / streams)
+        return (await _ask(session, target, MANY_TOKENS))[1]
+
+    came = [token for tokens in await asyncio.gather(*map(one, range(streams))) for token in tokens]
+    late = [arrived - sent for sent, arrived in came]
+    # All streams are there from the first second on, and none has ended before the sixth.
+    steady = [arrived for _, arrived in came if 2.0 <= arrived - began < 5.0]
+    figures = {"tokens": len(steady) / 3.0, "late p50": 1000 * statistics.median(late)}
+    return len(came), figures | {"late p99": 1000 * _percentile(late, 0.99)}
+
+
+async def _ask(session: aiohttp.ClientSession, target: Target, tokens: int) -> tuple[float, list[tuple[float, float]]]:
+    """Stream one answer; return the time to its first token, and when each token was sent and came."""
+    body = {"model": "bench", "messages": [{"role": "user", "content": "x" * 300}], "max_tokens": tokens}
+    came: list[tuple[float, float]] = []
+    began = time.monotonic()
+    async with session.post(f"{target.url}/v1/chat/completions", json=body | {"stream": True}) as response:
+        rest = b""
+        async for data in response.content.iter_any():
+            *events, rest = (rest + data).split(b"\n\n")
+            now = time.monotonic()
+            for event in events:
+                _, marked, text = event.partition(b'"content":')
+                # Before LiteLLM's text there is none; after it others have more fields.
+                if marked and (sent := text.lstrip(b' "').partition(b" ")[0]):
+                    came.append((float(sent), now))
+    if len(came) != tokens:
+        raise RuntimeError(
+            f"{target.url}: expected {tokens} tokens, got {len(came)} (HTTP {response.status}): {rest!r}"
+        )
+    return came[0][1] - began, came
+
+
+def _streams_a_core(us_a_token: float) -> float:
+    return 1e6 * PACE_S / us_a_token
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
