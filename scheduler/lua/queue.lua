@@ -317,8 +317,8 @@ local function end_batch_when_done(lane, meta, stream, back, batch, results, now
   local sealed, total, completed, failed, status =
     unpack(redis.call('HMGET', batch, 'sealed', 'total', 'completed', 'failed', 'status'))
   local done = (finite(completed) or 0) + (finite(failed) or 0)
-  local keep = keep_ms(redis.call('HGET', config, 'keep_batch'), WEEK)
   if not status then -- lines that somebody added by hand, to a batch that there is not: they leave nothing for ever
+    local keep = keep_ms(redis.call('HGET', config, 'keep_batch'), WEEK)
     redis.call('PEXPIRE', batch, keep)
     redis.call('PEXPIRE', results, keep)
     local last = redis.call('XLEN', stream) == 0
@@ -331,6 +331,7 @@ local function end_batch_when_done(lane, meta, stream, back, batch, results, now
   local last = ({cancelling = 'cancelled', expiring = 'expired'})[status] or 'completed'
   redis.call('HSET', batch, 'status', last, last .. '_at', now, 'ended_at', now)
   remove_lane(lane, meta, stream, back)
+  local keep = keep_ms(redis.call('HGET', config, 'keep_batch'), WEEK)
   redis.call('PEXPIRE', batch, keep)
   redis.call('PEXPIRE', results, keep)
   redis.call('PEXPIRE', held, keep)
