@@ -98,7 +98,7 @@ def test_the_defaults_of_the_scripts_are_the_same() -> None:
         "cap_interactive": r"chat and (10000) or 1000000",
         "cap_batch": r"'cap_batch', (1000000)\)",
         "queue_ttl": r"queue_ttl\) or (60000)",
-        "keep_interactive": r"'keep_interactive', (600000)\)",
+        "keep_interactive": r"keep_interactive'?\)?, (600000)\)",
         "results_max_bytes": r"or (2 \^ 30)",
     }.items():
         found = re.search(written, text)
