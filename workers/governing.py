@@ -50,7 +50,8 @@ class Load:
 class Governing:
     """Keeps one worker's batch cap at what chat can bear.
 
-    `on_move` is called when more batch may start than before, and when some has to be preempted.
+    `on_move` is called when more batch may start than before, and when some has to be preempted, `on_cut_off` with the
+    tokens that preempted requests had made (kept, wasted). `tuned` tells how many batch requests were measured to hold.
     """
 
     def __init__(
@@ -59,11 +60,15 @@ class Governing:
         load: Callable[[], Load],
         on_move: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        on_cut_off: Callable[[int, int], None] = lambda kept, wasted: None,
+        tuned: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._load = load
         self._on_move = on_move
         self._clock = clock
+        self._on_cut_off = on_cut_off
+        self._tuned = tuned
         self.signal = ChatSignal()
         self._operating: Operating | None = None
         self._tokens = _Tokens()
@@ -125,9 +130,10 @@ class Governing:
         if lease.cls is TrafficClass.INTERACTIVE:
             self.signal.ended(lease.fence, self._clock())
 
-    def wasted(self, tokens: int) -> None:
-        """A preemption threw away so many tokens."""
-        self._tokens.wasted += tokens
+    def cut_off(self, kept: int, wasted: int) -> None:
+        """A preempted request had made so many tokens: kept for its next attempt, or thrown away."""
+        self._tokens.wasted += wasted
+        self._on_cut_off(kept, wasted)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -151,7 +157,7 @@ class Governing:
                 self._operating = self._allowed = None
                 self._on_move()
             return
-        before = self._operating or Operating.start(now, load.most)
+        before = self._operating or Operating.start(now, load.most, self._tuned())
         seen = Seen(
             at=now,
             fresh=self.signal.fresh(),

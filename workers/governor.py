@@ -107,8 +107,14 @@ class Operating:
     state: State = State.IDLE
 
     @classmethod
-    def start(cls, at: float, most: int) -> Operating:
-        """Return the first operating point: without chat batch may have what is free; beside it nothing is known."""
+    def start(cls, at: float, most: int, tuned: float | None = None) -> Operating:
+        """Return the first operating point: without chat batch may have what is free; beside it what was measured.
+
+        `tuned` is how many batch requests held beside chat when somebody measured it (`llmq tune`); without it a small
+        share is the beginning.
+        """
+        if tuned is not None:
+            return cls(cap=most, known=min(tuned, float(most)), at=at, since=at, doubling=False)
         return cls(cap=most, known=max(1.0, most * FIRST_SHARE), at=at, since=at)
 
     @property
