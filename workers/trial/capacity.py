@@ -45,8 +45,8 @@ async def measure_pace(engine: MeteredEngine) -> Pace:
     """Ask a few single requests. Raises EngineUnavailable where the engine refuses them."""
     plain = Requests(Wording(), 1.0, 100_000, seed=99)
     await _one(engine, plain, SHORT, 8)  # warm
-    short_tokens, short_s, _ = await _one(engine, plain, SHORT, 1)
-    long_tokens, long_s, _ = min([await _one(engine, plain, LONG, 1) for _ in range(2)], key=lambda found: found[1])
+    short_tokens, short_s = await _least(engine, plain, SHORT)
+    long_tokens, long_s = await _least(engine, plain, LONG)
     _, _, decode_tps = await _one(engine, plain, SHORT, 64)
     if not 0 < short_tokens < long_tokens:
         wording = Wording()  # no usage, or an engine that counts nothing
@@ -99,6 +99,12 @@ async def measure_capacity(
     if not made:
         raise EngineUnavailable("the engine answered nothing while its capacity was measured: look at its log")
     return made / answer
+
+
+async def _least(engine: MeteredEngine, requests: Requests, words: int) -> tuple[int, float]:
+    """Return the prompt tokens and the seconds to the first token of the fastest of three."""
+    found = [await _one(engine, requests, words, 2) for _ in range(3)]
+    return min((tokens, first_s) for tokens, first_s, _ in found if first_s == min(one[1] for one in found))
 
 
 async def _one(engine: MeteredEngine, requests: Requests, words: int, answer: int) -> tuple[int, float, float]:

@@ -35,13 +35,18 @@ class Wording:
 
 
 class Requests:
-    """Makes requests for one engine; `most_tokens` is what prompt and answer have at most together."""
+    """Makes requests for one engine; `most_tokens` is what prompt and answer have at most together.
+
+    Lengths are the same every time, texts never: else a phase would find its prompts in what the engine remembers of
+    the one before.
+    """
 
     def __init__(self, wording: Wording, tokens: float, most_tokens: int, seed: int = 1) -> None:
         self._wording = wording
         self._tokens = tokens
         self._most = most_tokens
         self._luck = random.Random(seed)
+        self._texts = random.Random()
 
     def chat(self, arrival: Arrival) -> dict[str, Any]:
         """Return the body of a chat request."""
@@ -65,7 +70,7 @@ class Requests:
         answer = max(1, min(answer, self._most // 2))
         prompt = max(1, min(prompt, self._most - answer))
         count = self._wording.words(prompt)
-        text = " ".join((f"{self._luck.getrandbits(20):x}", *self._luck.choices(_WORDS, k=max(0, count - 1))))
+        text = " ".join((f"{self._texts.getrandbits(20):x}", *self._texts.choices(_WORDS, k=max(0, count - 1))))
         # `ignore_eos` is vLLM's, SGLang's and llama.cpp's; others end where they like.
         return {
             "messages": [{"role": "user", "content": text}],

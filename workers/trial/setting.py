@@ -16,7 +16,7 @@ from llmq.workers.trial.requests import Requests
 #: Slots where neither user nor engine tells them.
 USUAL_SLOTS = 8
 
-#: How long the capacity is measured.
+#: How long the capacity is measured at most; no longer than a phase.
 CAPACITY_S = 6.0
 
 
@@ -61,7 +61,8 @@ async def set_up(engine: MeteredEngine, info: EngineInfo, wanted: Wanted, say: C
     """Measure the engine and scale the traffic. Raises EngineUnavailable, UsageError."""
     slots = wanted.slots or info.slots or USUAL_SLOTS
     trace = list(wanted.trace or recorded())
-    say(f"measuring the engine ({CAPACITY_S:g} s, {slots} slots)")
+    measured_s = min(CAPACITY_S, wanted.seconds)
+    say(f"measuring the engine ({measured_s:g} s, {slots} slots)")
     pace = await measure_pace(engine)
     tokens = wanted.tokens or scale_for(pace, trace, wanted.most_tokens)
 
@@ -69,7 +70,7 @@ async def set_up(engine: MeteredEngine, info: EngineInfo, wanted: Wanted, say: C
         return Requests(pace.wording, tokens, wanted.most_tokens)
 
     probe = scaled(float("inf"), tokens=tokens, arrivals=trace)[:500]
-    capacity = await measure_capacity(engine, requests(), probe, slots, CAPACITY_S)
+    capacity = await measure_capacity(engine, requests(), probe, slots, measured_s)
     rate = wanted.rate or rate_for(trace, wanted.seconds, wanted.share * capacity)
     arrivals = scaled(wanted.seconds, rate=rate, tokens=tokens, arrivals=trace)
     if len(arrivals) < 20:
