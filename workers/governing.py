@@ -31,6 +31,10 @@ WASTE_WINDOW_S = 30.0
 #: What the whole fleet's chat sees is compared with this many times the objective (`fleet_watch.py`).
 FLEET_LIMIT = 2.0
 
+#: A cap that gave way by one, or by this share, waits for requests to end: to abort one and read its prompt again would
+#: cost chat more than it gives.
+LEFT_TO_END = 0.1
+
 #: While the objective holds, a batch start waits for chat that waits for its first token, but never longer than this.
 YIELD_S = 1.0
 
@@ -103,9 +107,11 @@ class Governing:
 
     def excess(self, load: Load) -> int:
         """Return how many batch requests are to be preempted for the objective, while little has been wasted."""
-        if self._operating is None or self._tokens.wasted_share() > WASTE_SHARE:
+        now = self._operating
+        if now is None or now.state is State.IDLE or self._tokens.wasted_share() > WASTE_SHARE:
             return 0
-        return max(0, load.batch - self._operating.batch_cap) if self._operating.state is not State.IDLE else 0
+        excess = load.batch - now.batch_cap
+        return excess if excess > (0 if now.state is State.CUT else max(1.0, LEFT_TO_END * now.cap)) else 0
 
     # --- what the executor and the slots report -----------------------------------------------------------------------
 
