@@ -15,6 +15,7 @@ import typer
 from llmq.cli import (
     ask,
     batch,
+    bench,
     config,
     dead,
     doctor,
@@ -28,6 +29,7 @@ from llmq.cli import (
     server,
     status,
     submit,
+    tune,
     why,
     worker,
 )
@@ -124,6 +126,8 @@ def build() -> typer.Typer:
     root.command("set")(policy.set_value)
     root.command()(config.config)
     root.command()(doctor.doctor)
+    root.command()(bench.bench)
+    root.command()(tune.tune)
     root.command()(health.health)
     root.add_typer(_noun("The embedded server of this user and host.", server.register), name="server")
     return root

@@ -11,6 +11,7 @@ from llmq.cli.running import run_async
 from llmq.cli.session import load, open_session, worker_command
 from llmq.scheduler.fleet import WorkerStatus, read_workers
 from llmq.scheduler.inspect import ClassStatus, QueueStatus, read_status
+from llmq.scheduler.measures import Figures
 from llmq.scheduler.settings import Loaded, Settings
 from llmq.scheduler.totals import DEAD, ENGINE_FAULTS, LEASES_LOST, RECLAIMED, RETRIES, STALE, sums
 from llmq.scheduler.units import format_count, format_size
@@ -96,7 +97,7 @@ def _facts(found: QueueStatus) -> dict[str, str]:
     return {
         "rate": _rate(found),
         "paused": ", ".join(cls.value for cls in found.paused),
-        "batch": batch + (f", {figures.preempted:,} preempted" if batch and figures.preempted else ""),
+        "batch": batch + (_preempted(figures) if batch else ""),
         "chat waits": _quantiles(latency["queue_wait_s"]),
         "first token": _quantiles(latency["ttft_s"]),
         "chat takes": _quantiles(latency["total_s"]),
@@ -105,6 +106,14 @@ def _facts(found: QueueStatus) -> dict[str, str]:
         "objective": _objective(found),
         "results": f"{format_size(found.results_bytes)} held" if found.results_bytes else "",
     }
+
+
+def _preempted(figures: Figures) -> str:
+    if not figures.preempted:
+        return ""
+    fates = ((figures.kept_tokens, "kept"), (figures.wasted_tokens, "wasted"))
+    tokens = ", ".join(f"{count_of(count, 'token')} {fate}" for count, fate in fates if count)
+    return f", {figures.preempted:,} preempted" + (f" ({tokens})" if tokens else "")
 
 
 def _objective(found: QueueStatus) -> str:
@@ -163,7 +172,7 @@ def _print_workers(found: Sequence[WorkerStatus], loaded: Loaded) -> None:
         queue = loaded.settings.queue
         notice(f"queue {queue} has no workers; start one for each GPU: {worker_command(loaded, queue)}")
         return
-    columns = ["worker", "gpu", "state", "busy>", "slots>", "cap>", "engine", "models", "seen>"]
+    columns = ["worker", "gpu", "state", "busy>", "slots>", "cap>", "governor", "engine", "models", "seen>"]
     print_table(columns, [_worker_row(worker) for worker in found])
 
 
@@ -176,6 +185,7 @@ def _worker_row(worker: WorkerStatus) -> list[str]:
         f"{worker.busy:,}",
         f"{worker.slots:,}",
         f"{worker.batch_cap:,}",
+        worker.governor or "-",
         f"{worker.engine} (simulated)" if worker.simulated and worker.engine != "sim" else worker.engine,
         models + (", ..." if len(worker.models) > _MODELS_SHOWN else ""),
         format_time(worker.last_seen_s),

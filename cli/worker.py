@@ -36,6 +36,10 @@ def worker(
     reserve: Annotated[
         int | None, typer.Option("--reserve", min=0, metavar="N", help="Slots kept free for chat (default: llmq set).")
     ] = None,
+    batch_cap: Annotated[
+        int | None,
+        typer.Option("--batch-cap", min=0, metavar="N", help="Batch requests at once at most (default: no cap)."),
+    ] = None,
     grace: Grace = None,
     log_level: LogLevel = None,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="End when the queue is empty.")] = False,
@@ -79,6 +83,7 @@ def worker(
         gpu=gpu,
         concurrency=loaded.settings.concurrency,
         reserve=reserve,
+        batch_cap=batch_cap,
         grace=loaded.settings.grace,
         until_empty=until_empty,
         keyring=loaded.settings.keyring(),

@@ -165,6 +165,8 @@ class QueueStatus:
                 "done": self.figures.batch_done,
                 "failed": self.figures.batch_failed,
                 "preempted": self.figures.preempted,
+                "kept_tokens": self.figures.kept_tokens,
+                "wasted_tokens": self.figures.wasted_tokens,
             },
             "dead": self.dead,
             "bucket": self.bucket.to_json(),

@@ -27,7 +27,7 @@ PREFIX = "m."
 QUANTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 #: The counts of a slice, by the name that they have in a heartbeat.
-_COUNTS = ("batch_done", "batch_failed", "preempted")
+_COUNTS = ("batch_done", "batch_failed", "preempted", "kept_tokens", "wasted_tokens")
 _HISTOGRAMS = ("wait", "first", "total", "batch_wait")
 
 
@@ -36,7 +36,8 @@ class Figures:
     """What was measured in `window_s` seconds, by one worker or (summed) by all.
 
     `wait` is from submit to start of interactive jobs, `first` from submit to the first token, `total` from submit to
-    the end; `batch_wait` from the moment a batch job was queued to its start.
+    the end; `batch_wait` from the moment a batch job was queued to its start. `kept_tokens` and `wasted_tokens` are
+    what preempted requests had made, to be gone on from or made again.
     """
 
     window_s: float = 0.0
@@ -47,6 +48,8 @@ class Figures:
     batch_done: int = 0
     batch_failed: int = 0
     preempted: int = 0
+    kept_tokens: int = 0
+    wasted_tokens: int = 0
     throughput_per_s: float | None = None
 
     def add(self, other: Figures) -> None:
@@ -98,6 +101,12 @@ class Measures:
     def preempted(self) -> None:
         """A batch request was aborted so that chat could run."""
         self._now().preempted += 1
+
+    def cut_off(self, *, kept: int, wasted: int) -> None:
+        """A preempted request had made so many tokens."""
+        figures = self._now()
+        figures.kept_tokens += kept
+        figures.wasted_tokens += wasted
 
     def figures(self) -> Figures:
         """Return what was measured in the last five minutes."""

@@ -111,7 +111,12 @@ ENGINE_FAULTS = Counter(
 TOKENS = Counter(
     "tokens", "LLM tokens that engines counted in answers.", {"class": _CLASSES, "kind": ("prompt", "completion")}
 )
-COUNTERS = (JOBS_ENDED, DEAD, RETRIES, HANDED_BACK, LEASES_LOST, STALE, RECLAIMED, ENGINE_FAULTS, TOKENS)
+CUT_OFF = Counter(
+    "preempted_tokens",
+    "LLM tokens that preempted batch requests had made: kept, to be gone on from, or wasted.",
+    {"fate": ("kept", "wasted")},
+)
+COUNTERS = (JOBS_ENDED, DEAD, RETRIES, HANDED_BACK, LEASES_LOST, STALE, RECLAIMED, ENGINE_FAULTS, TOKENS, CUT_OFF)
 
 CHAT_WAIT = Buckets("interactive_queue_wait_seconds", "From submit to start of interactive jobs.", _CHAT_BOUNDS)
 CHAT_FIRST = Buckets(

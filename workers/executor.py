@@ -104,8 +104,8 @@ class TokenCounter(Protocol):
     def token(self, lease: Lease, *, first: bool) -> None:
         """A piece of an answer came."""
 
-    def wasted(self, tokens: int) -> None:
-        """A preemption threw away so many."""
+    def cut_off(self, kept: int, wasted: int) -> None:
+        """A preempted request had made so many: kept for its next attempt, or thrown away."""
 
 
 class Executor:
@@ -263,7 +263,7 @@ class Executor:
                 return Ended(ErrorCode.INTERRUPTED, f"the worker stopped ({why}) after the answer had begun")
             case Stop.PREEMPTED:
                 kept = self._keep(running)
-                self._counter.wasted(0 if kept else running.tokens)
+                self._counter.cut_off(*((running.tokens, 0) if kept else (0, running.tokens)))
                 return HandedBack(Reason.PREEMPTED, kept=kept)
             case Stop.SHUTDOWN | Stop.OVERDUE:
                 return HandedBack(Reason.SHUTDOWN, kept=self._keep(running))

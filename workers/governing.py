@@ -31,6 +31,10 @@ WASTE_WINDOW_S = 30.0
 #: What the whole fleet's chat sees is compared with this many times the objective (`fleet_watch.py`).
 FLEET_LIMIT = 2.0
 
+#: A cap that gave way by one, or by this share, waits for requests to end: to abort one and read its prompt again would
+#: cost chat more than it gives.
+LEFT_TO_END = 0.1
+
 #: While the objective holds, a batch start waits for chat that waits for its first token, but never longer than this.
 YIELD_S = 1.0
 
@@ -50,7 +54,8 @@ class Load:
 class Governing:
     """Keeps one worker's batch cap at what chat can bear.
 
-    `on_move` is called when more batch may start than before, and when some has to be preempted.
+    `on_move` is called when more batch may start than before, and when some has to be preempted, `on_cut_off` with the
+    tokens that preempted requests had made (kept, wasted). `tuned` tells how many batch requests were measured to hold.
     """
 
     def __init__(
@@ -59,11 +64,15 @@ class Governing:
         load: Callable[[], Load],
         on_move: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        on_cut_off: Callable[[int, int], None] = lambda kept, wasted: None,
+        tuned: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._load = load
         self._on_move = on_move
         self._clock = clock
+        self._on_cut_off = on_cut_off
+        self._tuned = tuned
         self.signal = ChatSignal()
         self._operating: Operating | None = None
         self._tokens = _Tokens()
@@ -98,9 +107,11 @@ class Governing:
 
     def excess(self, load: Load) -> int:
         """Return how many batch requests are to be preempted for the objective, while little has been wasted."""
-        if self._operating is None or self._tokens.wasted_share() > WASTE_SHARE:
+        now = self._operating
+        if now is None or now.state is State.IDLE or self._tokens.wasted_share() > WASTE_SHARE:
             return 0
-        return max(0, load.batch - self._operating.batch_cap) if self._operating.state is not State.IDLE else 0
+        excess = load.batch - now.batch_cap
+        return excess if excess > (0 if now.state is State.CUT else max(1.0, LEFT_TO_END * now.cap)) else 0
 
     # --- what the executor and the slots report -----------------------------------------------------------------------
 
@@ -125,9 +136,10 @@ class Governing:
         if lease.cls is TrafficClass.INTERACTIVE:
             self.signal.ended(lease.fence, self._clock())
 
-    def wasted(self, tokens: int) -> None:
-        """A preemption threw away so many tokens."""
-        self._tokens.wasted += tokens
+    def cut_off(self, kept: int, wasted: int) -> None:
+        """A preempted request had made so many tokens: kept for its next attempt, or thrown away."""
+        self._tokens.wasted += wasted
+        self._on_cut_off(kept, wasted)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -151,7 +163,7 @@ class Governing:
                 self._operating = self._allowed = None
                 self._on_move()
             return
-        before = self._operating or Operating.start(now, load.most)
+        before = self._operating or Operating.start(now, load.most, self._tuned())
         seen = Seen(
             at=now,
             fresh=self.signal.fresh(),

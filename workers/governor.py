@@ -7,9 +7,9 @@ traffic in a second.
 
 How the cap moves, and why:
 
-- *Every request counts, once.* A request within the objective moves the cap up by a little, a slow one down by 19
-  times as much: the cap comes to rest where one request in 20 is slow, which is what a p95 says. No window has to
-  fill first, so sparse traffic is as good as dense, only slower.
+- *Every request counts, once.* A request within the objective moves the cap up by a little, a slow one down by 32
+  times as much: the cap comes to rest where three requests in 100 are slow, a little under the five that a p95 allows.
+  No window has to fill first, so sparse traffic is as good as dense, only slower.
 - *Down in proportion, up by steps.* What a slow request costs is a share of the cap, so that a cap that is far too
   high falls fast; many slow ones at once, more than luck explains, halve it.
 - *What is known comes back.* A burst that halved the cap may have been chat's own. After some requests in a row
@@ -18,7 +18,8 @@ How the cap moves, and why:
   the cap, and does not move it.
 - *No chat, no cap.* After a while without chat all slots but the reserve are batch's; when chat comes back, so does the
   cap that was known to hold.
-- *A cut without batch is no cut.* Where chat is slow on its own, the cap stays, and the state says so.
+- *A cut without batch is no cut.* Where chat is slow on its own, the cap stays, and the state says so. What chat sees
+  while no batch runs says nothing about batch: after a run of requests that were not slow, one is tried again.
 - *Waste is bounded.* Where chat finds no free slot it preempts; what that throws away counts against the cap too.
 """
 
@@ -32,6 +33,10 @@ from llmq.workers.chat_signal import Evidence
 
 #: The share of requests that may be slow: the objective is a p95.
 SLOW_SHARE = 0.05
+
+#: The cap comes to rest where this share is slow. Bursts push the share over it for a while, and what comes back after
+#: them does so again: aiming at all 5 % would miss the p95.
+AIM = 0.03
 
 #: A slow request takes this share off the cap; smaller is steadier, and slower to find the place.
 DROP = 0.1
@@ -52,6 +57,10 @@ RECOVERY_S = 2.0
 
 #: So many requests in a row that were not slow bring it back: one in seven runs of them where one in five is slow.
 STREAK = 9
+
+#: So long after its last request batch is no cause of what chat sees; and the cap at which it is tried again.
+CLEARED_S = 2.0
+PROBE = 1.2
 
 #: What batch has beside the first chat, as a share of what it may have: nothing is known yet. From there each streak
 #: doubles the cap, until the first slow request.
@@ -104,11 +113,18 @@ class Operating:
     streak: int = 0
     doubling: bool = True
     most_batch: int = 0
+    batch_at: float = -math.inf
     state: State = State.IDLE
 
     @classmethod
-    def start(cls, at: float, most: int) -> Operating:
-        """Return the first operating point: without chat batch may have what is free; beside it nothing is known."""
+    def start(cls, at: float, most: int, tuned: float | None = None) -> Operating:
+        """Return the first operating point: without chat batch may have what is free; beside it what was measured.
+
+        `tuned` is how many batch requests held beside chat when somebody measured it (`llmq tune`); without it a small
+        share is the beginning.
+        """
+        if tuned is not None:
+            return cls(cap=most, known=min(tuned, float(most)), at=at, since=at, doubling=False)
         return cls(cap=most, known=max(1.0, most * FIRST_SHARE), at=at, since=at)
 
     @property
@@ -120,11 +136,19 @@ class Operating:
 def step(now: Operating, seen: Seen) -> Operating:
     """Return the next operating point."""
     passed = max(0.0, seen.at - now.at)
-    now = replace(now, at=seen.at, most_batch=max(now.most_batch, seen.batch), cap=min(now.cap, seen.most))
+    now = replace(
+        now,
+        at=seen.at,
+        most_batch=max(now.most_batch, seen.batch),
+        batch_at=seen.at if seen.batch else now.batch_at,
+        cap=min(now.cap, seen.most),
+    )
     if seen.chat_idle_s is None or seen.chat_idle_s > IDLE_S:
         return replace(now, cap=seen.most, state=State.IDLE, since=seen.at, most_batch=seen.batch)
     if now.state is State.IDLE:
         return replace(now, cap=min(now.known, seen.most), state=State.HOLDS, since=seen.at, most_batch=seen.batch)
+    if now.cap < 1 and seen.at - now.batch_at > CLEARED_S:
+        return _without_batch(now, seen)
     if now.most_batch == 0 and seen.fresh.slow:
         return replace(now, state=State.OWN_LOAD, since=seen.at)
     if is_broken(seen.recent):
@@ -158,6 +182,16 @@ def is_broken(evidence: Evidence) -> bool:
     return 1.0 - fewer < DOUBT
 
 
+def _without_batch(now: Operating, seen: Seen) -> Operating:
+    """Wait at a cap of nothing, until chat has been well for a while."""
+    good, slow = seen.fresh.seen - seen.fresh.slow, seen.fresh.slow
+    streak = 0 if slow else now.streak + good
+    if streak >= STREAK:
+        return replace(now, cap=min(PROBE, float(seen.most)), streak=0, since=seen.at, most_batch=0, state=State.HOLDS)
+    state = State.OWN_LOAD if slow else now.state
+    return replace(now, streak=streak, since=seen.at, most_batch=0, state=state)
+
+
 def _move(now: Operating, seen: Seen, passed: float) -> Operating:
     """Move the cap by each request that was seen."""
     good, slow = seen.fresh.seen - seen.fresh.slow, seen.fresh.slow
@@ -167,7 +201,7 @@ def _move(now: Operating, seen: Seen, passed: float) -> Operating:
     streak = 0 if slow else now.streak + good
     # A cap that batch does not reach says nothing about what would be if it did.
     if seen.batch >= now.batch_cap:
-        cap += good * DROP * scale * SLOW_SHARE / (1 - SLOW_SHARE)
+        cap += good * DROP * scale * AIM / (1 - AIM)
         if now.doubling and streak >= STREAK:
             cap, streak = cap * 2, 0
     if cap < NEAR * known and streak >= STREAK:

@@ -85,6 +85,13 @@ class Measuring:
                     ok = isinstance(outcome, Answered) and outcome.status_code < 400
                     self._measures.batch_ended(ok=ok)
 
+    def cut_off(self, kept: int, wasted: int) -> None:
+        """A preempted batch request had made so many tokens: kept for its next attempt, or wasted."""
+        with self._lock:
+            self._measures.cut_off(kept=kept, wasted=wasted)
+            self._totals.count(table.CUT_OFF, "kept", by=kept)
+            self._totals.count(table.CUT_OFF, "wasted", by=wasted)
+
     def settled(self, lease: Lease, outcome: Outcome) -> None:
         """An outcome is to be written: of an attempt, or of a job that was claimed only to be ended."""
         with self._lock:

@@ -39,6 +39,8 @@ class WorkerReport:
 class Slots:
     """The slots of one worker. `reserve` of None means the live setting, and without one the usual share.
 
+    `most_batch` is the most batch requests that ever run at once (None: what reserve and governor allow).
+
     The desk asks the slots what it may claim, so it is given to them after they are made: `desk` is set once.
     """
 
@@ -54,6 +56,7 @@ class Slots:
         measuring: Measuring,
         settings: Callable[[], LiveSettings],
         report: WorkerReport,
+        most_batch: int | None = None,
     ) -> None:
         self.concurrency = concurrency
         self._reserve = reserve
@@ -63,6 +66,7 @@ class Slots:
         self._measuring = measuring
         self._settings = settings
         self.report = report
+        self._most_batch = most_batch
         self.batch_cap: int | None = None
 
     async def serve_one(self) -> None:
@@ -83,14 +87,20 @@ class Slots:
         return default_reserve(self.concurrency)
 
     @property
+    def _most(self) -> int:
+        """The most batch requests that may run without an objective."""
+        most = max(0, self.concurrency - self.reserve)
+        return most if self._most_batch is None else min(most, self._most_batch)
+
+    @property
     def batch_limit(self) -> int:
         """The most batch requests that may run at once, as it was last looked at."""
-        return self.concurrency - self.reserve if self.batch_cap is None else self.batch_cap
+        return self._most if self.batch_cap is None else self.batch_cap
 
     def allowance(self) -> Allowance:
         """Return what may be claimed now."""
         held = self.desk.held
-        caps = [self._gate.batch_cap(time.monotonic()), self._governing.batch_cap(self.load())]
+        caps = [self._most_batch, self._gate.batch_cap(time.monotonic()), self._governing.batch_cap(self.load())]
         if any(map(_in_last_attempt, held)):
             caps.append(0)
         self.batch_cap = min((cap for cap in caps if cap is not None), default=None)
@@ -114,7 +124,7 @@ class Slots:
         batch = [running for running in self._executor.running.values() if running.lease.cls is TrafficClass.BATCH]
         held = sum(1 for lease in self.desk.held if lease.cls is TrafficClass.BATCH)
         unread = held - sum(1 for running in batch if running.tokens)
-        return Load(batch=held, prefilling=unread, most=max(0, self.concurrency - self.reserve))
+        return Load(batch=held, prefilling=unread, most=self._most)
 
     def may_start(self, lease: Lease) -> bool:
         """Whether a lease may run beside those that are held: a suspect in its last attempt and batch take turns.

@@ -28,6 +28,7 @@ from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.logs import Event, note
 from llmq.scheduler.queue import KEY_ID
 from llmq.scheduler.scripts import Beat
+from llmq.scheduler.tuned import tuned_for
 from llmq.workers.bells import LISTEN_S, Bells
 from llmq.workers.card import Card
 from llmq.workers.contact import Contact
@@ -64,6 +65,7 @@ EMPTY_CHECK_S = 0.1
 class WorkerOptions:
     """How one worker is run. `concurrency` and `reserve` of None mean the engine's slots, and the live setting.
 
+    `batch_cap` is the most batch requests that it ever runs at once; None leaves that to reserve and governor.
     `metrics` of None tells none; `announce` is given the lines that say that it serves, and where its metrics are.
     """
 
@@ -71,6 +73,7 @@ class WorkerOptions:
     gpu: str = "0"
     concurrency: int | None = None
     reserve: int | None = None
+    batch_cap: int | None = None
     grace: float = 30.0
     until_empty: bool = False
     keyring: Keyring = NO_KEYS
@@ -115,7 +118,13 @@ class Worker:
         self._keeper_redis = connect_sync(url, timeout_s=TIMEOUT_S, client_name=self.id)
         cipher = Cipher(options.keyring, options.queue)
         self._deltas = DeltaSender(self._redis, self._keys, self.id, self.lease_lost, cipher)
-        self._governing = Governing(lambda: self._settings, lambda: self._slots.load(), self._govern)
+        self._governing = Governing(
+            lambda: self._settings,
+            lambda: self._slots.load(),
+            self._govern,
+            on_cut_off=self._measuring.cut_off,
+            tuned=self._tuned,
+        )
         self._executor = Executor(
             engine,
             self._gate,
@@ -135,6 +144,7 @@ class Worker:
             self._measuring,
             lambda: self._settings,
             WorkerReport(self.id),
+            options.batch_cap,
         )
         self._card = Card(self.id, self.host, options.queue, options.gpu, info)
         self._keeper = LeaseKeeper(
@@ -308,6 +318,11 @@ class Worker:
         """Do what the governor has decided: preempt what is too much, claim what may come on top."""
         self._slots.make_way()
         self._desk.look()
+
+    def _tuned(self) -> float | None:
+        """Return how many batch requests `llmq tune` found to hold at this engine; None where it was not asked."""
+        found = tuned_for(self._config or {}, self._card.engine.kind, self._card.engine.models)
+        return None if found is None else float(found.batch)
 
     # --- loops ----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Write a tiny language model: a 475 KB GGUF file of random weights that a real engine serves, in under a second.
 
 Its answers are noise, but they come through a real tokenizer, real attention and a real KV memory. The vocabulary is
-one token a byte and ten words, so that answers hold broken UTF-8 as well. `python -m tests.engine.tiny_model FILE`.
+one token a byte and ten words, so that answers hold broken UTF-8 as well.
+`python -m tests.engine.tiny_model FILE [LAYERS]`.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ SPREAD = 0.08
 SEED = 7
 
 
-def write_tiny_model(path: Path) -> None:
-    """Write the model to `path`; the same bytes every time."""
+def write_tiny_model(path: Path, *, layers: int = LAYERS) -> None:
+    """Write the model to `path`; the same bytes every time. More `layers` make it slower."""
     writer = gguf.GGUFWriter(path, "llama")
     vocabulary = _write_vocabulary(writer)
-    _write_shape(writer, vocabulary)
-    _write_weights(writer, vocabulary)
+    _write_shape(writer, vocabulary, layers)
+    _write_weights(writer, vocabulary, layers)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -76,13 +77,13 @@ def _write_vocabulary(writer: Any) -> int:
     return len(tokens)
 
 
-def _write_shape(writer: Any, vocabulary: int) -> None:
+def _write_shape(writer: Any, vocabulary: int, layers: int) -> None:
     writer.add_name("tiny-random")
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_vocab_size(vocabulary)
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
     writer.add_feed_forward_length(FEED_FORWARD)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS)
@@ -90,7 +91,7 @@ def _write_shape(writer: Any, vocabulary: int) -> None:
     writer.add_layer_norm_rms_eps(1e-5)
 
 
-def _write_weights(writer: Any, vocabulary: int) -> None:
+def _write_weights(writer: Any, vocabulary: int, layers: int) -> None:
     noise = np.random.default_rng(SEED)
 
     def add(name: str, *shape: int) -> None:
@@ -102,7 +103,7 @@ def _write_weights(writer: Any, vocabulary: int) -> None:
     add("token_embd", vocabulary, WIDTH)
     add("output", vocabulary, WIDTH)
     add_norm("output_norm")
-    for layer in range(LAYERS):
+    for layer in range(layers):
         for name in ("attn_norm", "ffn_norm"):
             add_norm(f"blk.{layer}.{name}")
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
@@ -113,4 +114,4 @@ def _write_weights(writer: Any, vocabulary: int) -> None:
 
 
 if __name__ == "__main__":
-    write_tiny_model(Path(sys.argv[1]))
+    write_tiny_model(Path(sys.argv[1]), layers=int(sys.argv[2]) if len(sys.argv) > 2 else LAYERS)

@@ -131,7 +131,7 @@ class SharedGpu:
         for line in victims([Candidate(line, line.started_at, protected=False) for line in self._lines], count):
             self._lines.remove(line)
             self.outcome.wasted += line.tokens
-            self._governing.wasted(line.tokens)
+            self._governing.cut_off(0, line.tokens)
             assert line.task is not None
             line.task.cancel()
 

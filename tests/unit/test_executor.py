@@ -61,9 +61,9 @@ class Counter:
         """Take a token."""
         self.tokens.append(first)
 
-    def wasted(self, tokens: int) -> None:
+    def cut_off(self, kept: int, wasted: int) -> None:
         """Take what a preemption cost."""
-        self.thrown_away.append(tokens)
+        self.thrown_away.append(wasted)
 
 
 class Bench:

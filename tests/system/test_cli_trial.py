@@ -1,0 +1,96 @@
+"""`llmq bench` and `llmq tune` as people use them, on a simulated GPU: real Redis, the real worker, some seconds."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.servers import client_of
+from tests.system.cli_process import llmq, started
+
+#: Slow enough that who waits for a slot waits for long, beside what a busy machine does to a test.
+GPU = "sim://?slots=4&prefill_tps=20000&decode_tps=200"
+
+pytestmark = pytest.mark.leaves("llmq:*")
+
+
+@pytest.fixture
+def url(system_redis_url: str) -> str:
+    """The URL of an empty server."""
+    return system_redis_url
+
+
+def keys(url: str) -> set[str]:
+    """Return the names of all keys of a server."""
+    with client_of(url) as redis:
+        return {key.decode() for key in redis.scan_iter()}
+
+
+def test_bench_shows_that_chat_keeps_its_speed(url: str, tmp_path: Path) -> None:
+    """Three phases on the same arrivals; table, JSON and plots say that it is simulated; its queues are gone."""
+    options = ("--engine", GPU, "--seconds", "5s", "--warmup", "1s", "--tokens", "0.1", "--share", "0.6")
+    done = llmq("bench", *options, "--objective", "1.5", "-o", tmp_path / "b", url=url)
+    assert 0 == done.code, done.err
+    assert "sim (SIMULATED), 4 slots" in done.out
+    for phase in ("chat alone", "first come first served, 8 batch", "llmq"):
+        assert phase in done.out
+    report = json.loads((tmp_path / "b.json").read_text())
+    alone, straight, through = report["phases"]
+    assert report["simulated"] is True
+    assert alone["requests"] == straight["requests"] == through["requests"] >= 20
+    assert 0 == alone["batch_tps"] < through["batch_tps"]
+    assert straight["p50_s"] > through["p50_s"]
+    assert b"PNG" in (tmp_path / "b.png").read_bytes()[:8]
+    assert "<svg" in (tmp_path / "b.svg").read_text()
+    assert not {key for key in keys(url) if "bench-" in key}
+
+
+def test_bench_that_is_interrupted_leaves_nothing(url: str, tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a phase: the queues are gone, nothing is written, the exit code is 130."""
+    options = ("--engine", GPU, "--seconds", "60s", "--tokens", "0.1", "-o", str(tmp_path / "b"))
+    with started("bench", *options, url=url) as process:
+        process.until("phases of")
+        process.process.send_signal(signal.SIGINT)
+        assert 130 == process.process.wait(timeout=30)
+    assert [] == list(tmp_path.iterdir())
+    assert not {key for key in keys(url) if "bench-" in key}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("bench", "--share", "2"), "--share: expected a share between 0 and 1, got 2"),
+        (("bench", "--objective", "0.5"), "--objective: expected 1 or more"),
+        (("bench", "--caps", "two"), "--caps: expected numbers of batch requests"),
+        (("bench", "--seconds", "5s", "--warmup", "5s"), "expected a warm-up shorter than"),
+        (("bench", "-o", "nowhere/at/all"), "there is no folder"),
+        (("tune", "--factor", "1"), "--factor: expected more than 1"),
+        (("tune", "--tokens", "0"), "--tokens: expected a number above 0, got 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_once(arguments: tuple[str, ...], said: str, url: str) -> None:
+    """Before an engine is asked, with what was expected."""
+    done = llmq(*arguments, url=url)
+    assert 2 == done.code
+    assert said in done.error
+
+
+def test_tune_stores_what_holds_and_a_worker_begins_there(url: str) -> None:
+    """G9: stored in the queue for engine and model; read again by the next run of the command."""
+    options = ("--engine", GPU, "--seconds", "4s", "--tokens", "0.1", "--share", "0.6", "--factor", "1.6")
+    done = llmq("tune", *options, "--json", url=url)
+    assert 0 == done.code, done.err
+    found = done.json
+    assert found["simulated"] is True
+    assert 0 <= found["batch"] <= 4
+    assert {trial["batch"] for trial in found["trials"]} >= {1}
+    with client_of(url) as redis:
+        stored = json.loads(redis.hget("llmq:{default}:config", "tuned.sim|sim"))
+    assert found["batch"] == stored["batch"]
+    text = llmq("tune", *options, url=url)
+    assert 0 == text.code
+    assert "requests at once hold" in text.out
+    assert "llmq set ttft_p95" in text.out

@@ -1,0 +1,248 @@
+"""One phase of a trial: the same chat arrivals, with batch beside them in one of several ways.
+
+`straight` sends everything to the engine itself, as a program without a queue does; `queued` sends it through a queue
+and a worker in this process. What came of it is a `Phase`: times and counts, no opinion (`figures.py` has those).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from llmq.scheduler.batches import Batches
+from llmq.scheduler.client import AsyncClient
+from llmq.scheduler.errors import LLMQError
+from llmq.scheduler.job import Job
+from llmq.scheduler.keys import QueueKeys
+from llmq.scheduler.lines import InputLine
+from llmq.scheduler.queue import Queue
+from llmq.scheduler.totals import CUT_OFF, HANDED_BACK, read_totals
+from llmq.workers.engines.base import EngineError
+from llmq.workers.shutdown import Shutdown
+from llmq.workers.traffic import Arrival
+from llmq.workers.trial.metered import MeteredEngine
+from llmq.workers.trial.requests import CHAT_URL, Requests
+from llmq.workers.worker import WorkerOptions, serve
+
+#: How long chat that has not ended at the end of a phase is waited for.
+LAST_CHAT_S = 30.0
+
+#: Sends one chat request; calls back with its first token.
+SendChat = Callable[[Arrival, Callable[[], None]], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Phase:
+    """What came of one phase. Times are seconds from its beginning.
+
+    `firsts` are (when a chat request came, seconds to its first token, None where none came); `made` are batch tokens
+    within `seconds`, less the first `warmup` seconds.
+    """
+
+    name: str
+    seconds: float
+    warmup: float
+    firsts: list[tuple[float, float | None]] = field(default_factory=list)
+    made: int = 0
+    preempted: int = 0
+    kept_tokens: int = 0
+    wasted_tokens: int = 0
+    objective_s: float | None = None
+    all_made: int = 0
+
+    @property
+    def batch_tps(self) -> float:
+        """Batch tokens a second that were not made in vain."""
+        return self.made / (self.seconds - self.warmup) * (1 - self.wasted_share)
+
+    @property
+    def wasted_share(self) -> float:
+        """Of the batch tokens made, those that preemption threw away."""
+        return self.wasted_tokens / self.all_made if self.all_made else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all phases of a trial have in common."""
+
+    arrivals: Sequence[Arrival]
+    seconds: float
+    warmup: float
+    slots: int
+    requests: Callable[[], Requests]
+
+
+async def straight(
+    name: str, plan: Plan, engine: MeteredEngine, batch: int, read_tps: tuple[float, int] | None = None
+) -> Phase:
+    """Send chat and `batch` batch requests at a time straight to the engine.
+
+    `read_tps` sends prompts of so many tokens instead, as many as make that many prompt tokens a second.
+    """
+    requests = plan.requests()
+
+    async def chat(arrival: Arrival, first: Callable[[], None]) -> None:
+        pieces = 0
+
+        def on_delta(text: str, chunk: bytes) -> None:
+            nonlocal pieces
+            pieces += 1
+            if text or pieces == 2:
+                first()
+
+        await engine.run(Job(CHAT_URL, requests.chat(arrival)), on_delta)
+
+    async def endless() -> None:
+        while True:
+            await _run_one(engine, Job(CHAT_URL, requests.batch()))
+
+    beside = [asyncio.create_task(endless()) for _ in range(batch)]
+    if read_tps is not None:
+        beside.append(asyncio.create_task(_read(engine, requests, *read_tps)))
+    try:
+        return await _measure(name, plan, engine, chat)
+    finally:
+        await _ended(beside)
+
+
+async def queued(
+    name: str,
+    plan: Plan,
+    engine: MeteredEngine,
+    queue: Queue,
+    url: str,
+    *,
+    lines: int = 0,
+    objective_s: float | None = None,
+    batch_cap: int | None = None,
+) -> Phase:
+    """Send chat, and `lines` batch lines as one batch, through a queue of its own; all of it is gone afterwards."""
+    requests = plan.requests()
+    shutdown, ready = Shutdown(), asyncio.Event()
+    if objective_s is not None:
+        await queue.set("ttft_p95", f"{max(1, round(objective_s * 1000))}ms")
+    options = WorkerOptions(
+        queue=queue.name, concurrency=plan.slots, batch_cap=batch_cap, grace=0.0, announce=lambda line: ready.set()
+    )
+    serving: asyncio.Task[object] | None = None
+    try:
+        async with AsyncClient(url, queue=queue.name) as client:
+            if lines:
+                await _feed(queue, requests, lines)
+            serving = asyncio.create_task(serve(url, engine, options, shutdown))
+            await asyncio.wait({serving, waiting := asyncio.create_task(ready.wait())}, return_when="FIRST_COMPLETED")
+            waiting.cancel()
+
+            async def chat(arrival: Arrival, first: Callable[[], None]) -> None:
+                job = await client.submit(requests.chat(arrival))
+                pieces = 0
+                async for delta in job.stream():
+                    pieces += 1
+                    if delta.text or pieces == 2:  # a token may be half a character, and have no text
+                        first()
+
+            phase = await _measure(name, plan, engine, chat)
+        shutdown.request_at_once()
+        await serving
+        await _count(phase, queue)
+        phase.objective_s = objective_s
+        return phase
+    finally:
+        shutdown.request_at_once()
+        if serving is not None:
+            await asyncio.wait([serving])
+        await remove(queue)
+
+
+async def remove(queue: Queue) -> None:
+    """Delete everything of a queue that nobody else uses."""
+    found = [
+        key async for key in queue.redis.scan_iter(match=_literally(QueueKeys(queue.name).prefix) + "*", count=1000)
+    ]
+    for key in found:
+        await queue.redis.unlink(key)
+
+
+def _literally(text: str) -> str:
+    return text.replace("[", "\\[").replace("*", "\\*").replace("?", "\\?")
+
+
+async def _measure(name: str, plan: Plan, engine: MeteredEngine, send: SendChat) -> Phase:
+    """Let the arrivals come, and count what they see and what batch makes meanwhile."""
+    phase, began = Phase(name, plan.seconds, plan.warmup), time.monotonic()
+    begun = engine.meter.tokens
+
+    async def one(arrival: Arrival) -> None:
+        seen: list[float] = []
+
+        def first() -> None:
+            if not seen:
+                seen.append(time.monotonic() - began - arrival.at)
+
+        try:
+            await send(arrival, first)
+        except (EngineError, LLMQError):
+            pass  # without a first token it counts as one that never came
+        finally:
+            phase.firsts.append((arrival.at, seen[0] if seen else None))
+
+    async def count() -> None:
+        await asyncio.sleep(plan.warmup)
+        before = engine.meter.tokens
+        await asyncio.sleep(began + plan.seconds - time.monotonic())
+        phase.made = engine.meter.tokens - before
+
+    chats, counting = set[asyncio.Task[None]](), asyncio.create_task(count())
+    try:
+        for arrival in plan.arrivals:
+            await asyncio.sleep(max(0.0, began + arrival.at - time.monotonic()))
+            chats.add(asyncio.create_task(one(arrival)))
+        await counting
+        if chats:
+            await asyncio.wait(chats, timeout=LAST_CHAT_S)
+    finally:
+        await _ended([counting, *chats])
+    phase.all_made = engine.meter.tokens - begun
+    return phase
+
+
+async def _run_one(engine: MeteredEngine, job: Job) -> None:
+    try:
+        await engine.run(job, lambda text, chunk: None)
+    except EngineError:
+        await asyncio.sleep(0.1)  # an engine that refuses everything at once would keep this process busy
+
+
+async def _read(engine: MeteredEngine, requests: Requests, tps: float, prompt: int) -> None:
+    """Send prompts of so many tokens, one after the other at this rate, whatever becomes of them."""
+    async with asyncio.TaskGroup() as sending:
+        while True:
+            sending.create_task(_run_one(engine, Job(CHAT_URL, requests.reading(prompt))))
+            await asyncio.sleep(prompt / tps)
+
+
+async def _feed(queue: Queue, requests: Requests, count: int) -> None:
+    batches = Batches(queue)
+    record = await batches.open(name="trial", digest=queue.name)
+    lines = (InputLine(n, f"line-{n}", job, n) for n, job in enumerate(requests.lines(count), 1))
+    await batches.feed(record.id, lines)
+
+
+async def _count(phase: Phase, queue: Queue) -> None:
+    """Take what the worker has counted."""
+    totals = read_totals(await cast(Any, queue.redis).hgetall(queue.keys.totals))
+    phase.preempted = totals.get(HANDED_BACK.field("batch", "preempted"), 0)
+    phase.kept_tokens = totals.get(CUT_OFF.field("kept"), 0)
+    phase.wasted_tokens = totals.get(CUT_OFF.field("wasted"), 0)
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
