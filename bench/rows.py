@@ -98,6 +98,22 @@ ROWS = (
         chat_streams.first_token,
     ),
     Row(
+        "gateway-calm",
+        "the same, 10 requests a second",
+        100,
+        3,
+        (
+            Goal("added p50", "ms"),
+            Goal("added p99", "ms"),
+            Goal("engine itself p50", "ms"),
+            Goal("LiteLLM added p50", "ms"),
+            Goal("LiteLLM added p99", "ms"),
+            Goal("part of LiteLLM's, p50", "", at_most=0.5),
+            Goal("part of LiteLLM's, p99", "", at_most=0.5),
+        ),
+        chat_streams.first_token_at_low_rate,
+    ),
+    Row(
         "gateway-streams",
         "streams of 25 tokens a second at one time",
         200,
