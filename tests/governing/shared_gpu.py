@@ -40,6 +40,7 @@ class Outcome:
     firsts: list[tuple[float, float]] = field(default_factory=list)
     made: int = 0
     wasted: int = 0
+    preempted: int = 0
     caps: list[tuple[float, int]] = field(default_factory=list)
     states: Counter[str] = field(default_factory=Counter)
 
@@ -71,21 +72,32 @@ class _Line:
     started_at: float
     task: asyncio.Task[None] | None = None
     tokens: int = 0
+    lengths: tuple[int, int] = (0, 0)
+    """Tokens of its prompt and its answer."""
 
 
 class SharedGpu:
     """Runs chat arrivals and an endless batch on one GPU until the last chat request has ended.
 
-    `cap` is a fixed batch cap; `ttft_p95_s` is an objective that the governor goes by.
+    `cap` is a fixed batch cap; `ttft_p95_s` is an objective that the governor goes by. With `keeps`, preempted lines go
+    on from what they have, and read it again with their prompt.
     """
 
     def __init__(
-        self, gpu: Gpu, arrivals: Sequence[Arrival], *, cap: int | None = None, ttft_p95_s: float | None = None
+        self,
+        gpu: Gpu,
+        arrivals: Sequence[Arrival],
+        *,
+        cap: int | None = None,
+        ttft_p95_s: float | None = None,
+        keeps: bool = False,
     ) -> None:
         self._gpu = gpu
         self._engine = SimGpu(gpu.slots, gpu.prefill_tps, gpu.decode_tps, 10_000_000)
         self._arrivals = arrivals
         self._cap = cap
+        self._keeps = keeps
+        self._back: list[tuple[int, int]] = []
         stated = {} if ttft_p95_s is None else {b"ttft_p95": str(round(ttft_p95_s * 1000)).encode()}
         settings = LiveSettings.from_hash(stated)
         self._governing = Governing(lambda: settings, self._load, self._act, lambda: self._loop.time())
@@ -130,8 +142,14 @@ class SharedGpu:
     def _preempt(self, count: int) -> None:
         for line in victims([Candidate(line, line.started_at, protected=False) for line in self._lines], count):
             self._lines.remove(line)
-            self.outcome.wasted += line.tokens
-            self._governing.cut_off(0, line.tokens)
+            self.outcome.preempted += 1
+            if self._keeps:
+                prompt, answer = line.lengths
+                self._back.append((prompt + line.tokens, max(1, answer - line.tokens)))
+                self._governing.cut_off(line.tokens, 0)
+            else:
+                self.outcome.wasted += line.tokens
+                self._governing.cut_off(0, line.tokens)
             assert line.task is not None
             line.task.cancel()
 
@@ -159,8 +177,11 @@ class SharedGpu:
             self.outcome.made += count
             self._governing.token(line.lease, first=line.tokens == count)
 
-        prompt, answer = self._luck.randint(*self._gpu.prompt), self._luck.randint(*self._gpu.answer)
-        await self._engine.serve(Work(prompt, answer, 1, on_tokens))
+        if self._back:
+            line.lengths = self._back.pop(0)
+        else:
+            line.lengths = self._luck.randint(*self._gpu.prompt), self._luck.randint(*self._gpu.answer)
+        await self._engine.serve(Work(*line.lengths, 1, on_tokens))
         self._lines.remove(line)
         self._act()
 

@@ -49,7 +49,9 @@ async def test_an_empty_queue_has_zeros_and_nulls(queue: ScriptedQueue, jobs: Qu
         "queue": "q",
         "at": T0 / 1000,
         "interactive": empty,
-        "batch": empty | {"throughput_per_s": None, "mean_wait_s": None, "done": 0, "failed": 0, "preempted": 0},
+        "batch": empty
+        | {"throughput_per_s": None, "mean_wait_s": None, "done": 0, "failed": 0}
+        | {"preempted": 0, "kept_tokens": 0, "wasted_tokens": 0},
         "dead": 0,
         "bucket": {
             "rate": None,

@@ -161,5 +161,5 @@ def test_no_label_is_anything_that_callers_choose() -> None:
     """Labels are the queue, classes, states and workers: never a tenant, a key or a model."""
     labels = {name for sample in scrape(busy()).samples for name in sample.labels}
     expected = {"queue", "class", "state", "outcome", "reason", "kind", "unit", "quantile", "le", "worker",
-            "objective"}  # fmt: skip
+            "objective", "fate"}  # fmt: skip
     assert expected == labels
