@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
 def all_tests() -> Iterator[tuple[str, str]]:
     """Yield the full name of every test, and its docstring."""
     for path in files_in("tests"):
-        if path.name.startswith("test_") and path.suffix == ".py":
+        if path.name.startswith(("test_", "by_hand_")) and path.suffix == ".py":
             yield from _tests_of(path.relative_to(ROOT), ast.parse(path.read_bytes()), ())
 
 

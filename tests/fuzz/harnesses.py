@@ -268,6 +268,7 @@ NAMES = (
     b"expires_at cancelling_at prompt_tokens completion_tokens trimmed collector:x x:y paused_at retry_of "
     b"id pid slots busy_i busy_b batch_cap reserve started_at claimed_at seen_at models lanes chat_seen engine_url "
     b"host m.window_s m.wait m.first m.total m.batch_wait m.batch_done m.batch_failed m.preempted "
+    b"m.kept_tokens m.wasted_tokens "
     b"rate burst unit plan windows deadline lease ttft_p95 keep_batch results_max_bytes results_quarter weight.ann "
     b"tokens at exhausted dry_ms dry jobs_ended|batch|failed"
 ).split()
