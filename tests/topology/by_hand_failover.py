@@ -4,9 +4,9 @@ Worker, client and command line follow by themselves (G12); every acknowledged j
 batch ends twice (G3, G16). What a replica had not heard of yet when its primary died is lost: that is Redis', and
 docs/redis.md says how to have less of it (F-072, F-088).
 
-Run by hand (`pytest tests/topology/by_hand_failover.py`): what a failover loses is a matter of milliseconds, so one of
-them may go red where nothing is wrong. Known to be open: after a primary of a Sentinel set has stood still, a wait for a
-job may last longer than the minute that the test allows.
+Run by hand (`pytest tests/topology/by_hand_failover.py`): what a failover loses is a matter of milliseconds, so one
+of them may go red where nothing is wrong. Known to be open: after a primary of a Sentinel set has stood still, a wait
+for a job may last longer than the minute that the test allows.
 """
 
 from __future__ import annotations
