@@ -20,15 +20,18 @@ from llmq.workers.engines.merge import dump, load
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 #: Fields that make an answer more than its text, or its text more than one.
-NOT_PLAIN = (
+NOT_PLAIN = frozenset((
     "tools", "functions", "tool_choice", "function_call", "response_format", "structured_outputs", "guided_json",
     "guided_regex", "guided_choice", "guided_grammar", "json_schema", "grammar", "logprobs", "top_logprobs",
     "prompt_logprobs", "best_of", "use_beam_search", "echo", "suffix", "audio", "modalities", "prediction",
     "add_generation_prompt", "continue_final_message",
-)  # fmt: skip
+))  # fmt: skip
 
 #: Names of the limit on an answer.
 LIMITS = ("max_completion_tokens", "max_tokens")
+
+#: Chunks without text that are put aside unread. A plain answer has few: its role, its reason to end, its usage.
+MOST_WORDLESS = 16
 
 #: Of an echo shorter than this nobody can tell whether the model has just said the same again.
 LEAST_ECHO = 16
@@ -37,7 +40,7 @@ LEAST_ECHO = 16
 def continuable(job: Job) -> bool:
     """Whether the rest of an answer to this request, made after its beginning, is what would have followed."""
     body = job.body
-    if any(body.get(name) not in (None, False) for name in NOT_PLAIN) or body.get("n") not in (None, 1):
+    if any(body[name] not in (None, False) for name in body.keys() & NOT_PLAIN) or body.get("n") not in (None, 1):
         return False
     if job.url == COMPLETIONS:
         return isinstance(body.get("prompt"), str)
@@ -105,6 +108,35 @@ def kept_of(before: Kept | None, text: str, tokens: int, model: str) -> Kept | N
     if before is not None:
         text, tokens = before.text + text, before.tokens + tokens
     return Kept(text, tokens, model) if text and "\ufffd" not in text else None
+
+
+class Draft:
+    """The pieces of an answer as they come, in case it is cut off: most are not, so what has no text is read late."""
+
+    __slots__ = ("_pieces", "_plain", "_wordless")
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._wordless: list[bytes] = []
+        self._plain = True
+
+    def add(self, text: str, chunk: bytes) -> None:
+        """Take the next piece."""
+        if text:
+            self._pieces.append(text)
+        elif self._plain:
+            self._wordless.append(chunk)
+            if len(self._wordless) > MOST_WORDLESS:
+                self._read()
+
+    def text(self) -> str | None:
+        """Return the text so far; None where the answer is more than its text, and nobody could go on from that."""
+        self._read()
+        return "".join(self._pieces) if self._plain else None
+
+    def _read(self) -> None:
+        self._plain = self._plain and all(map(is_plain, self._wordless))
+        self._wordless.clear()
 
 
 def is_plain(chunk: bytes) -> bool:

@@ -33,6 +33,9 @@ from llmq.workers.reach import OUT_OF_REACH
 #: parts, one runs while the other is written, and from then on they take turns. Smaller parts cost more trips.
 AT_ONCE = 32
 
+#: Requests that end sooner after their claim take about as long as a trip. Nothing would run beside it: all go in one.
+BRIEF_S = 0.02
+
 #: With nothing else to wake it, a worker looks again after about this long.
 LOOK_AGAIN_S = 1.0
 
@@ -105,6 +108,7 @@ class Desk:
         self._held: dict[Fence, Lease] = {}
         self._takers: deque[asyncio.Future[None]] = deque()
         self._outbox: list[_Settled] = []
+        self._dealt_at = 0.0
         self._one_by_one = False
         self._candidates: list[str] = []
         self._unsure: set[str] = set()
@@ -140,7 +144,6 @@ class Desk:
         note_outcome(lease, outcome)
         self._claimant.settling(lease, outcome)
         self._held.pop(lease.fence, None)
-        self._wake_takers(len(self._leases))  # what could not run beside it may start now
         self._outbox.append((lease, outcome))
         self._settled.clear()
         self._wake.set()
@@ -201,7 +204,8 @@ class Desk:
         """Make one trip; return the seconds after which to look again."""
         if self._unsure:
             await self._return_unknown()
-        outbox, self._outbox = self._outbox[:AT_ONCE], self._outbox[AT_ONCE:]
+        most = AT_ONCE if time.monotonic() - self._dealt_at > BRIEF_S else len(self._outbox)
+        outbox, self._outbox = self._outbox[:most], self._outbox[most:]
         if self._outbox:
             self._wake.set()
         parcels = [[settled] for settled in outbox] if self._one_by_one else [outbox]
@@ -272,6 +276,7 @@ class Desk:
             self._keeper.keep(doomed.lease.fence)
             self.settle(doomed.lease, VERDICTS[doomed.verdict])
         if self._leases:
+            self._dealt_at = time.monotonic()
             self._claimant.make_way()
             self._wake_takers(len(self._leases))
         if claimed.candidates is not None:

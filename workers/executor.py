@@ -33,7 +33,7 @@ from llmq.scheduler.lease import (
 )
 from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.logs import Event, note
-from llmq.workers.continuing import continuable, continued, is_plain, joined, kept_of, model_of
+from llmq.workers.continuing import Draft, continuable, continued, joined, kept_of, model_of
 from llmq.workers.deltas import DeltaSender
 from llmq.workers.engines.asking import behind_chat
 from llmq.workers.engines.base import (
@@ -86,8 +86,8 @@ class Running:
     chunks: int = 0
     tokens: int = 0
     """Pieces of the answer that came: about its tokens."""
-    text: list[str] | None = None
-    """The pieces of a batch line's answer; None where what was cut off cannot be continued."""
+    draft: Draft | None = None
+    """The answer to a batch line so far; None where one that is cut off cannot be continued."""
     model: str = ""
     kept: Kept | None = None
     """What an earlier attempt made of the answer, where this one goes on from it."""
@@ -138,7 +138,7 @@ class Executor:
         assert task is not None
         running = self.running[lease.fence] = Running(lease, task)
         try:
-            job = Job.decode(self._cipher.decrypt(lease.data, request_of(owner_of(lease))))
+            job = Job.decode(self._decrypted(lease))
         except KeyMissing:
             # Another worker may have the key; to end it here would lose what somebody can still run.
             return HandedBack(Reason.KEY_MISSING, min(LONGEST_KEY_WAIT_S, FIRST_KEY_WAIT_S * lease.fence.delivery))
@@ -151,11 +151,19 @@ class Executor:
         finally:
             del self.running[lease.fence]
 
+    def _decrypted(self, lease: Lease) -> bytes:
+        return (
+            lease.data
+            if key_id_of(lease.data) is None
+            else self._cipher.decrypt(lease.data, request_of(owner_of(lease)))
+        )
+
     def _encrypted(self, lease: Lease, outcome: Outcome) -> Outcome:
         """Return an outcome as it is stored: with the key of its request, which who asked can read, or as it is."""
-        key_id, owner = key_id_of(lease.data), owner_of(lease)
+        key_id = key_id_of(lease.data)
         if key_id is None:
             return outcome
+        owner = owner_of(lease)
         match outcome:
             case Answered(body=body):
                 return replace(outcome, body=self._cipher.encrypt(body, answer_of(owner), key_id))
@@ -177,32 +185,14 @@ class Executor:
 
     async def _ask(self, running: Running, job: Job) -> Outcome:
         lease = running.lease
-
         # Nobody waits for the pieces of a batch line; they are counted, and kept in case it is cut off.
         sends = bool(lease.reply_to) or lease.cls is TrafficClass.INTERACTIVE
-
-        def on_delta(text: str, chunk: bytes) -> None:
-            running.chunks += 1
-            if text or running.chunks > 1:  # as the sender of deltas sees it
-                running.tokens += 1
-                self._counter.token(lease, first=running.tokens == 1)
-                if not running.streamed:
-                    running.streamed = True
-                    self._on_begun(lease)
-            if sends:
-                self._deltas.send(lease, text, chunk)
-            elif running.text is not None:
-                if text or is_plain(chunk):
-                    running.text.append(text)
-                else:
-                    running.text = None
-
-        resumes = not sends and self._settings().resume and continuable(job)
-        if resumes:
-            running.text, running.model = [], model_of(job, self._engine_info())
+        if not sends and self._settings().resume and continuable(job):
+            running.draft, running.model = Draft(), model_of(job, self._engine_info())
+        on_delta = self._listener(running, sends=sends)
         running.in_engine = True
         try:
-            answer = await self._run_on(running, job, on_delta) if resumes and lease.kept else None
+            answer = await self._run_on(running, job, on_delta) if running.draft and lease.kept else None
             if answer is None:
                 answer = await self._engine.run(job, on_delta)
             running.in_engine = False
@@ -227,6 +217,25 @@ class Executor:
             running.in_engine = False
             self._deltas.forget(lease.fence)
 
+    def _listener(self, running: Running, *, sends: bool) -> OnDelta:
+        """Return who hears the pieces of an answer."""
+        lease, token, send = running.lease, self._counter.token, self._deltas.send
+
+        def on_delta(text: str, chunk: bytes) -> None:
+            running.chunks += 1
+            if text or running.chunks > 1:  # as the sender of deltas sees it
+                running.tokens += 1
+                token(lease, first=running.tokens == 1)
+                if not running.streamed:
+                    running.streamed = True
+                    self._on_begun(lease)
+            if sends:
+                send(lease, text, chunk)
+            elif running.draft is not None:
+                running.draft.add(text, chunk)
+
+        return on_delta
+
     async def _run_on(self, running: Running, job: Job, on_delta: OnDelta) -> EngineAnswer | None:
         """Go on with an answer that was cut off; None where it has to begin anew."""
         kept = self._kept(running.lease)
@@ -238,7 +247,7 @@ class Executor:
         if answer.status_code < 400:
             return joined(answer, kept)
         # What the engine refuses may be what was put behind the request, not the request.
-        running.kept, running.text = None, []
+        running.kept, running.draft = None, Draft()
         return None
 
     def _kept(self, lease: Lease) -> Kept | None:
@@ -272,9 +281,10 @@ class Executor:
 
     def _keep(self, running: Running) -> bytes:
         """Return what the next attempt may go on from."""
-        if running.text is None:
+        text = running.draft.text() if running.draft is not None else None
+        if text is None:
             return b""
-        kept = kept_of(running.kept, "".join(running.text), running.tokens, running.model)
+        kept = kept_of(running.kept, text, running.tokens, running.model)
         return kept.encode() if kept is not None else b""
 
     def _overloaded(self, running: Running, error: EngineOverloaded) -> Outcome:

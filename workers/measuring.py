@@ -129,10 +129,12 @@ class Measuring:
                 totals.count(table.JOBS_ENDED, cls, "completed" if status < 400 else "failed")
                 totals.count(table.TOKENS, cls, "prompt", by=usage.prompt_tokens)
                 totals.count(table.TOKENS, cls, "completion", by=usage.completion_tokens)
-                totals.count(table.DEAD, cls, by=int(dead))
+                if dead:
+                    totals.count(table.DEAD, cls)
             case Ended(code=code, dead=dead):
                 totals.count(table.JOBS_ENDED, cls, _OUTCOMES.get(code, "failed"))
-                totals.count(table.DEAD, cls, by=int(dead))
+                if dead:
+                    totals.count(table.DEAD, cls)
             case Retry():
                 totals.count(table.RETRIES, cls)
             case HandedBack(reason=reason):

@@ -663,8 +663,9 @@ class TestShutdown:
 
 
 class TestTrips:
-    async def test_requests_that_end_together_are_settled_in_parts(
-        self, redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(("brief_s", "settled"), [(0.0, [4, 4, 4]), (3600.0, [12])])
+    async def test_requests_that_end_together_are_settled_in_parts_unless_they_were_brief(
+        self, redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch, brief_s: float, settled: list[int]
     ) -> None:
         """The first slots run again while other outcomes are not written yet; never are more jobs held than slots."""
         parts: list[int] = []
@@ -675,6 +676,7 @@ class TestTrips:
 
         _intercept(monkeypatch, noting)
         monkeypatch.setattr(desk_module, "AT_ONCE", 4)
+        monkeypatch.setattr(desk_module, "BRIEF_S", brief_s)
         await submit_batch(redis, 24)
         engine = ScriptedEngine(12)
         async with serving(redis_url, engine, reserve=0):
@@ -684,7 +686,7 @@ class TestTrips:
             for request in list(engine.running):
                 request.answer()
             await batch_ended(redis)
-        assert [4, 4, 4] == parts[:3]
+        assert settled == parts[: len(settled)]
         assert (12, 24) == (engine.most_running, sum(parts))
         await each_line_ended_once(redis, 24)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmq.scheduler.job import Job
 from llmq.scheduler.kept import MAX_KEPT_BYTES, Kept
 from llmq.scheduler.lease import Usage
-from llmq.workers.continuing import continuable, continued, is_plain, joined, kept_of
+from llmq.workers.continuing import MOST_WORDLESS, Draft, continuable, continued, is_plain, joined, kept_of
 from llmq.workers.engines.base import Continues, EngineAnswer, EngineInfo
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -144,3 +144,33 @@ def test_a_chunk_without_text_may_hold_what_would_be_lost() -> None:
     assert not is_plain(b'{"choices": [{"delta": {"reasoning_content": "Hm"}}]}')
     assert not is_plain(b'{"choices": [{"delta": {"tool_calls": [{"index": 0}]}}]}')
     assert not is_plain(b"garbage")
+
+
+ROLE = b'{"choices": [{"delta": {"role": "assistant", "content": ""}}]}'
+REASONING = b'{"choices": [{"delta": {"reasoning_content": "Hm"}}]}'
+
+
+def test_a_draft_is_the_text_of_its_pieces() -> None:
+    """Chunks without text, of which a model that speaks in halves of characters says many, are no part of it."""
+    draft = Draft()
+    draft.add("", ROLE)
+    for piece in ("one", " two"):
+        draft.add(piece, b"not looked at")
+        for _ in range(3 * MOST_WORDLESS):
+            draft.add("", ROLE)
+    assert "one two" == draft.text()
+    draft.add(" three", b"")
+    assert "one two three" == draft.text()
+
+
+@pytest.mark.parametrize("others", [0, MOST_WORDLESS, 3 * MOST_WORDLESS])
+def test_a_draft_of_more_than_text_is_not_gone_on_from(others: int) -> None:
+    """Wherever the reasoning stands among chunks that hold nothing."""
+    draft = Draft()
+    draft.add("one", b"")
+    for _ in range(others):
+        draft.add("", ROLE)
+    draft.add("", REASONING)
+    for _ in range(others):
+        draft.add("", ROLE)
+    assert draft.text() is None
