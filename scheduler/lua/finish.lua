@@ -20,6 +20,7 @@ local GROUP = 16
 local virtual, keep_interactive, keep_batch = unpack(redis.call('HMGET', config, 'virtual', 'keep_interactive', 'keep_batch'))
 local now = clock(virtual)
 local refused, sums, bytes = {}, {}, 0
+local ended, served = {}, {} -- jobs by class, and what tenants used beyond what was charged: written once
 
 local function tell_line(at, results, sum, data, failed)
   local key, state, status, request, body, code, message, prompt, completion = unpack(ARGV, at + 4, at + 12)
@@ -58,7 +59,7 @@ for at = 3, #ARGV, GROUP do
   if repeated or not holds(stream, entry, delivery, consumer) then
     refused[#refused + 1] = position
   else
-    local meta = meta_of(lane)
+    local meta = sums[lane] and sums[lane].meta or meta_of(lane)
     local cls = meta and meta.cls or string.sub(lane, 1, 1)
     local failed = state ~= 'completed'
     local data
@@ -78,11 +79,9 @@ for at = 3, #ARGV, GROUP do
     if cls == 'b' then
       settle_start(lane, entry, state ~= 'cancelled')
       local used = prompt + completion
-      if used > 0 and meta then
-        redis.call('ZADD', ready_b, 'XX', 'INCR', (used - cost) / weight_of(meta.tenant), meta.tenant)
-      end
+      if used > 0 and meta then served[meta.tenant] = (served[meta.tenant] or 0) + used - cost end
     end
-    uncount(cls, 1)
+    ended[cls] = (ended[cls] or 0) + 1
     if kind == 'line' then
       local sum = sums[lane]
       if not sum then
@@ -98,6 +97,10 @@ for at = 3, #ARGV, GROUP do
   end
 end
 
+for cls, count in pairs(ended) do uncount(cls, count) end
+for tenant, tokens in pairs(served) do
+  redis.call('ZADD', ready_b, 'XX', 'INCR', tokens / weight_of(tenant), tenant)
+end
 if bytes > 0 then
   bytes = hold_bytes(bytes)
   redis.call('PEXPIRE', held, keep_ms(keep_batch, WEEK))
