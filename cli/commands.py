@@ -29,6 +29,7 @@ from llmq.cli import (
     server,
     status,
     submit,
+    top,
     tune,
     why,
     worker,
@@ -118,6 +119,7 @@ def build() -> typer.Typer:
     root.add_typer(_noun("Jobs that were given up: look, run again, delete.", dead.register), name="dead")
     root.add_typer(_noun("The API keys of the gateways: make, list, change, revoke.", keys.register), name="keys")
     root.command()(status.status)
+    root.command()(top.top)
     root.command()(status.workers)
     root.command()(drain.drain)
     root.command()(policy.pause)

@@ -6,10 +6,12 @@ stderr, so that stdout is the answer and nothing else.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import orjson
 from rich.console import Console
@@ -61,6 +63,14 @@ def print_facts(facts: Mapping[str, str]) -> None:
     width = max((len(name) for name in shown), default=0) + 2
     for name, value in shown.items():
         print_line(f"{name:{width}}{value}")
+
+
+def text_of(show: Callable[[], None]) -> str:
+    """Return what `show` prints, its tables as plain columns."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        show()
+    return printed.getvalue()
 
 
 def age(at: float | None, now: float | None = None) -> str:

@@ -36,7 +36,7 @@ def status(queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> N
     \b
     Examples:
       llmq status
-      watch -n 2 llmq status --queue llama-70b
+      llmq top --queue llama-70b
       llmq status --json | jq .latency
     """
     loaded = load(queue=queue, redis_url=redis)
@@ -44,15 +44,9 @@ def status(queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> N
     if json:
         print_json(found.to_json())
         return
-    classes = {"interactive": found.interactive, "batch": found.batch}
     print_line(f"queue {found.queue}")
     print_line()
-    print_table(
-        ["class", "waiting>", "running>", "delayed>", "dead>", "oldest waits>"],
-        [_class_row(name, figures) for name, figures in classes.items()],
-    )
-    print_line()
-    print_facts(_facts(found))
+    print_figures(found)
     print_line()
     _print_workers(found.workers, loaded)
 
@@ -70,6 +64,23 @@ def workers(queue: Queue = None, redis: RedisUrl = None, json: Json = False) -> 
         print_json({"queue": loaded.settings.queue, "workers": [worker.to_json() for worker in found]})
     else:
         _print_workers(found, loaded)
+
+
+def print_figures(found: QueueStatus) -> None:
+    """Print what waits and runs, and how fast: all of a status but its workers."""
+    classes = {"interactive": found.interactive, "batch": found.batch}
+    print_table(
+        ["class", "waiting>", "running>", "delayed>", "dead>", "oldest waits>"],
+        [_class_row(name, figures) for name, figures in classes.items()],
+    )
+    print_line()
+    print_facts(_facts(found))
+
+
+def print_workers(found: Sequence[WorkerStatus]) -> None:
+    """Print a line for each worker."""
+    columns = ["worker", "gpu", "state", "busy>", "slots>", "cap>", "governor", "engine", "models", "seen>"]
+    print_table(columns, [_worker_row(worker) for worker in found])
 
 
 async def _read_status(settings: Settings) -> QueueStatus:
@@ -170,10 +181,14 @@ def _milliseconds(seconds: float | int | None) -> str:
 def _print_workers(found: Sequence[WorkerStatus], loaded: Loaded) -> None:
     if not found:
         queue = loaded.settings.queue
-        notice(f"queue {queue} has no workers; start one for each GPU: {worker_command(loaded, queue)}")
-        return
-    columns = ["worker", "gpu", "state", "busy>", "slots>", "cap>", "governor", "engine", "models", "seen>"]
-    print_table(columns, [_worker_row(worker) for worker in found])
+        notice(no_workers(loaded, queue))
+    else:
+        print_workers(found)
+
+
+def no_workers(loaded: Loaded, queue: str) -> str:
+    """Return what to say of a queue that nobody serves."""
+    return f"queue {queue} has no workers; start one for each GPU: {worker_command(loaded, queue)}"
 
 
 def _worker_row(worker: WorkerStatus) -> list[str]:
