@@ -1,4 +1,4 @@
-"""The Lua scripts of API keys, one typed function each, without logic (as `scripts.py`, for the queue)."""
+"""The Lua scripts of API keys, one typed function each, without logic (as `scripts/`, for the queue)."""
 
 from __future__ import annotations
 

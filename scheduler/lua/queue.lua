@@ -2,7 +2,7 @@
 --
 -- The first 18 KEYS of every script are the same keys of one queue, in this order (keys.py tells type, content and
 -- TTL of each). Nothing here decides which job runs: that is claim.lua alone. Each statement at the left margin begins
--- with `local`: that is how the loader (scripts.py) tells one from the next.
+-- with `local`: that is how the loader (scripts/call.py) tells one from the next.
 
 local config, bucket, lanes, ready_i, ready_b, order_i, order_b, asleep, tries, starts, ending, counts,
       held, dead, batches, workers, bell_i, bell_b = unpack(KEYS, 1, 18)

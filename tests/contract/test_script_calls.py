@@ -227,7 +227,7 @@ def header_of(call: scripts.Call[Any]) -> LuaScript:
 
 
 def test_every_script_has_a_function_that_is_tried_here() -> None:
-    """The files, the names in scripts.py and the calls of this test are the same set."""
+    """The files, the names in scripts/ and the calls of this test are the same set."""
     files = {script.name for script in SCRIPTS if not script.is_prelude}
     assert files == set(scripts.NAMES)
     assert files == {call.script.name for call, _ in CALLS}
