@@ -23,6 +23,10 @@ class ClusterMap:
     cluster = True
     question: tuple[str, ...] = ("CLUSTER SLOTS",)
 
+    #: Nobody has to show a role: a node that does not hold a slot says so itself, to reads as well.
+    proof: tuple[str, ...] = ()
+    named: Address | None = None
+
     #: A node that has lost a slot says so itself (MOVED).
     due = False
 
@@ -70,6 +74,9 @@ class ClusterMap:
         if guide in self._failed:
             self._failed.remove(guide)
         self.doubtful = False
+
+    def proved(self, told: Any) -> None:
+        """Nothing: no node is asked."""
 
     def doubt(self, failed: Address) -> None:
         """Note that a node cannot be used: another may have taken its place."""

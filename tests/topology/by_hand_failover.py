@@ -35,6 +35,9 @@ SLOW = "sim://?decode_tps=40&answer=64"
 #: All keys of the queue are on one node: that of this one.
 KEY = KEYS.config
 
+#: A key of the test's own, on the same node.
+PROBE = f"{KEY}:heard-of"
+
 #: What a replica lags behind its primary on one host, with much to spare.
 LAG_S = 1.0
 
@@ -132,7 +135,9 @@ async def test_a_client_that_waits_hears_of_the_end_after_a_failover(
         job = await client.submit({"messages": [{"role": "user", "content": "wait"}]}, timeout=0)
         waiting = asyncio.create_task(job.result(60))
         with old.client() as plain:
-            plain.wait(1, 5000)
+            # WAIT asks for the writes of its own connection: without one it waits for nothing.
+            plain.set(PROBE, "x", ex=60)
+            assert plain.wait(1, 5000)
         old.kill()
         await asyncio.to_thread(servers.await_promotion, old, KEY)
         with worker_process(servers.url, tmp_path / "runs", ENGINE):

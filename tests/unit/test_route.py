@@ -137,14 +137,14 @@ class TestSentinelMap:
     def test_the_primary_is_whom_a_sentinel_names(self) -> None:
         """Whatever the key."""
         sentinel = SentinelMap([A, B], "main")
-        sentinel.read([b"10.0.0.9", b"6379"], A)
+        _name(sentinel)
         assert {("10.0.0.9", 6379)} == {sentinel.owner(None), sentinel.owner(b"x"), *sentinel.known}
 
     def test_their_word_grows_old(self) -> None:
         """F-088: a primary that was replaced by hand takes writes for seconds; one asks for all."""
         now = [100.0]
         sentinel = SentinelMap([A], "main", clock=lambda: now[0])
-        sentinel.read([b"10.0.0.9", b"6379"], A)
+        _name(sentinel)
         assert not sentinel.due
         now[0] += LOOK_AGAIN_S
         assert [True, False] == [sentinel.due, sentinel.due]
@@ -152,13 +152,37 @@ class TestSentinelMap:
     def test_a_sentinel_that_failed_is_asked_last_and_the_primarys_failure_is_a_doubt(self) -> None:
         """What a sentinel that is away says of the primary is nothing."""
         sentinel = SentinelMap([A, B], "main")
-        sentinel.read([b"10.0.0.9", b"6379"], A)
+        _name(sentinel)
         sentinel.doubt(A)
         assert (False, [B, A]) == (sentinel.doubtful, sentinel.guides())
         sentinel.doubt(("10.0.0.9", 6379))
+        assert (True, [A, B]) == (sentinel.doubtful, sentinel.guides())
+
+    def test_a_server_that_is_named_shows_that_it_is_a_primary(self) -> None:
+        """F-087: one sentinel may not have heard of a promotion, and reads at a replica do not fail."""
+        sentinel = SentinelMap([A, B], "main")
+        _name(sentinel)
+        sentinel.read([b"10.0.0.7", b"6379"], A)
+        with pytest.raises(exceptions.ConnectionError, match="is a replica"):
+            sentinel.proved({"role": "slave"})
+        assert ("10.0.0.9", 6379) == sentinel.owner(None)
+
+    @pytest.mark.parametrize("told", [{"role": "master"}, {}, None], ids=["says so", "says nothing", "may not say"])
+    def test_a_server_that_does_not_say_is_believed(self, told: object) -> None:
+        """A user without the right to INFO: what its writes are answered shows it."""
+        sentinel = SentinelMap([A, B], "main")
+        sentinel.read([b"10.0.0.7", b"6379"], A)
         assert sentinel.doubtful
+        sentinel.proved(told)
+        assert (False, ("10.0.0.7", 6379)) == (sentinel.doubtful, sentinel.owner(None))
 
     def test_a_service_that_is_unknown_is_an_error(self) -> None:
         """Another name in the URL than in the sentinels' configuration."""
         with pytest.raises(MasterNotFoundError, match="knows no service 'main'"):
             SentinelMap([A], "main").read(None, A)
+
+
+def _name(sentinel: SentinelMap) -> None:
+    """Have a sentinel name a server, and that one say that it is a primary."""
+    sentinel.read([b"10.0.0.9", b"6379"], A)
+    sentinel.proved({"role": "master"})
