@@ -9,6 +9,7 @@ from redis import exceptions
 from redis.crc import key_slot
 from redis.sentinel import MasterNotFoundError
 
+from llmq.scheduler.cluster_map import LOOK_AGAIN_S as CLUSTER_LOOK_AGAIN_S
 from llmq.scheduler.cluster_map import ClusterMap
 from llmq.scheduler.route import MOST_REDIRECTIONS, TRY_AGAIN_S, Address, Attempt, key_of, told_apart
 from llmq.scheduler.sentinel_map import LOOK_AGAIN_S, SentinelMap
@@ -81,6 +82,28 @@ class TestClusterMap:
         known.read(told((0, 16_383, B)), A)
         assert [B, A] == known.guides()
         assert not known.doubtful
+
+    def test_who_named_a_node_that_failed_is_asked_late_too(self) -> None:
+        """F-087: a node that was cut off from the others names their former primaries, whoever asks it."""
+        cluster = ClusterMap([A, B, C])
+        cluster.read(told((0, HALF - 1, A), (HALF, 16_383, B)), A)
+        cluster.doubt(B)
+        assert [C, A, B] == cluster.guides()
+
+    def test_it_grows_old_and_is_asked_for_anew(self) -> None:
+        """F-087: nodes that came since are known before those that are known are gone; one asks for all."""
+        now = [100.0]
+        cluster = ClusterMap([A], clock=lambda: now[0])
+        cluster.read(told((0, 16_383, A)), A)
+        assert not cluster.due
+        now[0] += CLUSTER_LOOK_AGAIN_S
+        assert [True, False] == [cluster.due, cluster.due]
+
+    def test_a_slot_that_has_moved_is_a_reason_to_ask(self, known: ClusterMap) -> None:
+        """Who has it now may be new, and so may its replicas."""
+        assert not known.due
+        known.moved(exceptions.MovedError(f"{Q} {C[0]}:{C[1]}"), A)
+        assert (False, True) == (known.doubtful, known.due)
 
     def test_a_slot_that_nobody_holds_is_an_error_and_a_doubt(self, known: ClusterMap) -> None:
         """A cluster that lost a primary and has no replica of it."""
