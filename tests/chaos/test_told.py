@@ -18,6 +18,7 @@ Case = Callable[[bool], Evidence]
 def chat(made: Handmade, name: str, how: str = "answered", run: str = "") -> None:
     """Let a chat be acknowledged now, run, and be told an end half a second later."""
     run = run or f"run-{name}"
+    made.say("clients", "asked", name=name, cls="interactive")
     made.say("clients", "acked", name=name, job=f"id-{name}", cls="interactive")
     made.say("e0", "run", name=name, run=f"run-{name}", mood="")
     made.at(made.now + 0.5).say("clients", "told", name=name, how=how, run=run if how == "answered" else "")
@@ -76,7 +77,7 @@ def nobody_serves(bad: bool) -> Evidence:
     """G12: after a failover no job is answered any more."""
     made = Handmade()
     made.fault("fail-over", "redis", 1.0)
-    made.at(2.0)
+    made.at(2.0 + FOLLOW_S)
     chat(made, "c1", "JobExpired" if bad else "answered")
     return made.evidence()
 

@@ -77,8 +77,9 @@ def g12(evidence: Evidence) -> Iterator[Violation]:
     for event in of_kind(evidence.events, "worker down"):
         if not event["expected"]:
             yield Violation("G12", f"worker {event['pid']}", event.at, f"ended by itself, status {event['status']}")
-    for fault, _, took in resumptions(evidence):
-        if took is None or took > SERVE_S:
+    asked = max((event.at for event in of_kind(evidence.events, "asked")), default=0.0)
+    for fault, over, took in resumptions(evidence):
+        if asked > over + FOLLOW_S and (took is None or took > SERVE_S):  # else nobody was there to be served
             text = "nothing was answered any more" if took is None else f"served again after {took:.1f} s"
             yield Violation("G12", fault["fault"], fault.at, text)
 
