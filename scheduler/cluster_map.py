@@ -5,7 +5,8 @@ All keys of one queue have one hash tag, hence one hash slot and one node; a cli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from redis import exceptions
@@ -16,6 +17,9 @@ from llmq.scheduler.route import Address, target
 #: So many nodes that failed are remembered: more do not fail in a cluster that goes on.
 MOST_FAILED = 8
 
+#: How old a map may be. Nothing that is sent depends on it being young.
+LOOK_AGAIN_S = 30.0
+
 
 class ClusterMap:
     """Which primary holds each hash slot, as far as is known; `doubtful` until `read` has been told anew."""
@@ -23,16 +27,29 @@ class ClusterMap:
     cluster = True
     question: tuple[str, ...] = ("CLUSTER SLOTS",)
 
-    #: A node that has lost a slot says so itself (MOVED).
-    due = False
+    #: Nobody has to show a role: a node that does not hold a slot says so itself, to reads as well.
+    proof: tuple[str, ...] = ()
+    named: Address | None = None
 
-    def __init__(self, seeds: Iterable[Address]) -> None:
+    def __init__(self, seeds: Iterable[Address], clock: Callable[[], float] = time.monotonic) -> None:
         self._seeds = list(seeds)
+        self._clock = clock
+        self._asked_at = float("-inf")
         self._primaries: list[Address] = []
         self._others: list[Address] = []
         self._owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._failed: list[Address] = []
+        self._told_by: Address | None = None
         self.doubtful = True
+
+    @property
+    def due(self) -> bool:
+        """Whether the map is old. A node that has lost a slot says so itself, but none says who else has come or gone:
+        whoever knew only nodes that were replaced since would have nobody left to ask."""
+        if (now := self._clock()) - self._asked_at < LOOK_AGAIN_S:
+            return False
+        self._asked_at = now
+        return True
 
     @property
     def primaries(self) -> list[Address]:
@@ -69,15 +86,22 @@ class ClusterMap:
         self._others = list(dict.fromkeys(others))
         if guide in self._failed:
             self._failed.remove(guide)
+        self._told_by = guide
+        self._asked_at = self._clock()
         self.doubtful = False
 
+    def proved(self, told: Any) -> None:
+        """Nothing: no node is asked."""
+
     def doubt(self, failed: Address) -> None:
-        """Note that a node cannot be used: another may have taken its place."""
-        self._failed = [*self._failed, failed][-MOST_FAILED:] if failed not in self._failed else self._failed
+        """Note that a node cannot be used: another may have taken its place, and who named it may not have heard."""
+        doubted = [one for one in dict.fromkeys((self._told_by, failed)) if one and one not in self._failed]
+        self._failed = [*self._failed, *doubted][-MOST_FAILED:]
         self.doubtful = True
 
     def moved(self, error: exceptions.MovedError, asked: Address) -> None:
-        """Note where a slot has moved."""
+        """Note where a slot has moved; the rest of the map is asked for soon."""
+        self._asked_at = float("-inf")
         owner = target(error, asked)
         self._owners[error.slot_id] = owner
         if owner not in self._primaries:

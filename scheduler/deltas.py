@@ -36,12 +36,13 @@ class DeltaView:
 class DeltaOrder:
     """The deltas of one job: `add` what comes, `take` what may be shown, and at the end ask for the `rest`."""
 
-    __slots__ = ("_delivery", "_early", "_gave_up", "_kept_bytes", "_next", "_ready", "_shown", "_shown_any")
+    __slots__ = ("_delivery", "_early", "_first", "_gave_up", "_kept_bytes", "_next", "_ready", "_shown", "_shown_any")
 
     def __init__(self) -> None:
         self._delivery = 0
         self._next = 0
         self._early: dict[int, Delta] = {}
+        self._first = b""
         self._ready: list[DeltaView] = []
         self._shown: list[str] = []
         self._shown_any = False
@@ -55,7 +56,13 @@ class DeltaOrder:
         if delta.delivery > self._delivery:
             self._begin(delta.delivery)
         if delta.seq < self._next or delta.seq in self._early or self._gave_up:
+            # Begun again under the same number: Redis had forgotten the first claim (a failover). Which of the two a
+            # later piece is of, nobody can tell.
+            if not delta.seq and delta.chunk != self._first:
+                self.give_up()
             return
+        if not delta.seq:
+            self._first = delta.chunk
         self._early[delta.seq] = delta
         self._kept_bytes += len(delta.chunk) + len(delta.text)
         while (following := self._early.pop(self._next, None)) is not None:

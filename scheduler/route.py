@@ -82,6 +82,16 @@ class Map(Protocol):
         ...
 
     @property
+    def proof(self) -> tuple[str, ...]:
+        """The command by which the server that is `named` has to show its role before it is the primary."""
+        ...
+
+    @property
+    def named(self) -> Address | None:
+        """The server that the last reply named, where it has to show its role; None: nobody has to."""
+        ...
+
+    @property
     def due(self) -> bool:
         """Whether to ask again though nothing failed."""
         ...
@@ -106,6 +116,10 @@ class Map(Protocol):
 
     def read(self, reply: Any, guide: Address) -> None:
         """Take over what a guide has answered; raises ConnectionError where that is of no use."""
+        ...
+
+    def proved(self, told: Any) -> None:
+        """Take over the reply to `proof`, an error or None where it was refused; raises where it is no primary's."""
         ...
 
     def doubt(self, failed: Address) -> None:

@@ -23,6 +23,7 @@ from redis import exceptions
 from redis.asyncio.client import Pipeline
 
 from llmq.scheduler.route import DOUBTFUL, NOT_RUN, Address, Attempt, Map, key_of
+from llmq.scheduler.tasks import end_tasks
 
 T = TypeVar("T")
 
@@ -43,8 +44,7 @@ class Routed(redis.asyncio.Redis):
         self._open_node = open_node
         self._nodes: dict[Address, redis.asyncio.Redis] = {}
         self._guides = {address: open_guide(address) for address in primaries.guides()} if open_guide else {}
-        self._refreshing = asyncio.Lock()
-        self._looking: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
         # What commands need to know of a connection (encoding, shapes of replies) is the same for all nodes; this one
         # is never connected.
         super().__init__(connection_pool=open_node(primaries.guides()[0]).connection_pool)
@@ -116,9 +116,8 @@ class Routed(redis.asyncio.Redis):
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
         """Close all connections to all servers."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        if self._asking is not None:
+            await end_tasks(self._asking)
         nodes, self._nodes = self._nodes, {}
         for node in (*nodes.values(), *self._guides.values()):
             await node.aclose()
@@ -128,8 +127,8 @@ class Routed(redis.asyncio.Redis):
         while True:
             if self._map.doubtful:
                 await self._refresh()
-            elif self._map.due and self._looking is None:
-                self._looking = asyncio.create_task(self._look_again())
+            elif self._map.due:
+                self._ask()  # beside the command: what fails shows when it is needed
             address = attempt.address
             try:
                 return await send(self._node(address), attempt.asking)
@@ -141,28 +140,31 @@ class Routed(redis.asyncio.Redis):
             await asyncio.sleep(pause)
 
     async def _refresh(self) -> None:
-        """Ask for the map, if nobody else has just done so; raises what the last guide answered where none tells."""
-        async with self._refreshing:
-            if self._map.doubtful:
-                await self._ask()
+        """Ask for the map if that is needed; raises what the last guide answered where none tells."""
+        if self._map.doubtful:
+            # Shielded: it is asked for everybody who waits, and they hear of one failure together.
+            await asyncio.shield(self._ask())
 
-    async def _look_again(self) -> None:
-        """Ask though nothing failed, beside the commands; what fails shows when it is needed."""
-        try:
-            async with self._refreshing:
-                await self._ask()
-        except DOUBTFUL:
-            pass
-        finally:
-            self._looking = None
+    def _ask(self) -> asyncio.Task[None]:
+        """Have the map asked for; several that want it share one."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._read_map())
+            # Those that wait for it may have left by then: nobody need hear of its failure.
+            self._asking.add_done_callback(lambda asking: asking.cancelled() or asking.exception())
+        return self._asking
 
-    async def _ask(self) -> None:
+    async def _read_map(self) -> None:
         failure: Exception = exceptions.ConnectionError("nobody is there to ask which server is the primary")
+        told: dict[Address, Any] = {}
         for guide in self._map.guides():
             asked = self._guides.get(guide) or self._node(guide)
             try:
                 reply = await asked.execute_command(*self._map.question)  # type: ignore[no-untyped-call]
                 self._map.read(reply, guide)
+                if (named := self._map.named) is not None:
+                    if named not in told:
+                        told[named] = await self._role_of(named)
+                    self._map.proved(told[named])
             except DOUBTFUL as error:
                 self._map.doubt(guide)
                 failure = error
@@ -170,6 +172,16 @@ class Routed(redis.asyncio.Redis):
             await self._close_unknown()
             return
         raise failure
+
+    async def _role_of(self, named: Address) -> Any:
+        """Return what a server says of its role; the error of one that does not answer, None where it may not say."""
+        try:
+            return await self._node(named).execute_command(*self._map.proof)  # type: ignore[no-untyped-call]
+        except DOUBTFUL as error:
+            self._map.doubt(named)
+            return error
+        except exceptions.ResponseError:
+            return None
 
     async def _close_unknown(self) -> None:
         # Kept, with its connections closed: a command that is on its way to it may yet open one, which must end, too.

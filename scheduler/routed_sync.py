@@ -30,6 +30,8 @@ class SyncRouted(redis.Redis):
         self._nodes: dict[Address, redis.Redis] = {}
         self._guides = {address: open_guide(address) for address in primaries.guides()} if open_guide else {}
         self._lock = threading.RLock()
+        self._asked = 0
+        self._failure: Exception | None = None
         super().__init__(connection_pool=open_node(primaries.guides()[0]).connection_pool)
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
@@ -66,27 +68,46 @@ class SyncRouted(redis.Redis):
 
     def _refresh(self) -> None:
         """Ask for the map where that is needed; raises what the last guide answered where none tells."""
+        before = self._asked
         with self._lock:
-            try:
-                if self._map.doubtful or self._map.due:
-                    self._ask()
-            except DOUBTFUL:
-                if self._map.doubtful:
-                    raise
+            if self._asked != before and self._map.doubtful and self._failure is not None:
+                raise self._failure  # another thread has asked meanwhile, which may have taken its whole timeout
+            if not (self._map.doubtful or self._map.due):
+                return
+            self._failure = self._read_map()
+            self._asked += 1
+            if self._failure is not None and self._map.doubtful:
+                raise self._failure
 
-    def _ask(self) -> None:
+    def _read_map(self) -> Exception | None:
+        """Ask for the map; return why nobody told it, None where somebody has."""
         failure: Exception = exceptions.ConnectionError("nobody is there to ask which server is the primary")
+        told: dict[Address, Any] = {}
         for guide in self._map.guides():
             asked = self._guides.get(guide) or self._node(guide)
             try:
                 reply = asked.execute_command(*self._map.question)  # type: ignore[no-untyped-call]
                 self._map.read(reply, guide)
+                if (named := self._map.named) is not None:
+                    if named not in told:
+                        told[named] = self._role_of(named)
+                    self._map.proved(told[named])
             except DOUBTFUL as error:
                 self._map.doubt(guide)
                 failure = error
                 continue
-            return  # other threads may be using what is no primary any more: that ends its connections itself
-        raise failure
+            return None  # other threads may be using what is no primary any more: that ends its connections itself
+        return failure
+
+    def _role_of(self, named: Address) -> Any:
+        """Return what a server says of its role; the error of one that does not answer, None where it may not say."""
+        try:
+            return self._node(named).execute_command(*self._map.proof)  # type: ignore[no-untyped-call]
+        except DOUBTFUL as error:
+            self._map.doubt(named)
+            return error
+        except exceptions.ResponseError:
+            return None
 
     def _node(self, address: Address) -> redis.Redis:
         with self._lock:

@@ -103,6 +103,10 @@ class SentinelSet:
         until(lambda: self.primary_of() is not dead, "a replica was promoted")
         return self.primary_of()
 
+    def await_whole(self, key: str = "") -> None:
+        """Wait until there is one primary, and all others follow it."""
+        until(lambda: _is_whole(self.servers, self.primary_of()), "there is one primary, and all others follow it")
+
     def flush(self) -> None:
         """Delete all data."""
         with self.primary_of().client() as primary:
@@ -163,6 +167,15 @@ class ClusterSet:
         until(lambda: all(_owner_port(one, slot) not in (0, dead.port) for one in living), "a replica was promoted")
         until(lambda: all(map(_is_ok, living)), "the nodes that are left say that the cluster is fine")
         return self.primary_of(key)
+
+    def await_whole(self, key: str) -> None:
+        """Wait until all nodes agree that the cluster is fine, and every replica follows its primary."""
+
+        def whole() -> bool:
+            replicas = [one for one in self.servers if role_of(one) == "slave"]
+            return len(replicas) == 3 and all(map(_link_is_up, replicas)) and all(map(_is_ok, self.servers))
+
+        until(whole, "the cluster is fine, and every replica follows its primary")
 
     def flush(self) -> None:
         """Delete all data."""
@@ -244,6 +257,13 @@ def _start_node(servers: Servers, kind: str, options: tuple[str, ...]) -> Server
     bus = ("--cluster-port", str(free_port()))
     lenient = ("--cluster-replica-validity-factor", "0", "--cluster-allow-replica-migration", "no")
     return servers.private(kind, (*options, *_QUICK_REPLICATION, *cluster, *bus, *lenient))
+
+
+def _is_whole(servers: list[Server], primary: Server) -> bool:
+    others = [one for one in servers if one is not primary]
+    with primary.client() as client:
+        following = client.info("replication")["connected_slaves"]
+    return len(others) == following and all(map(_link_is_up, others))
 
 
 def _link_is_up(server: Server) -> bool:

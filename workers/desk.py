@@ -21,12 +21,13 @@ from redis.exceptions import ResponseError
 from llmq.scheduler import scripts
 from llmq.scheduler.calling import ScriptCalls
 from llmq.scheduler.keys import QueueKeys
-from llmq.scheduler.lease import Ended, ErrorCode, Fence, HandedBack, Lease, Outcome, Reason
+from llmq.scheduler.lease import Abandoned, Ended, ErrorCode, Fence, HandedBack, Lease, Outcome, Reason
 from llmq.workers.allowance import Allowance
 from llmq.workers.contact import Contact
 from llmq.workers.journal import note_outcome
 from llmq.workers.keeper import LeaseKeeper
 from llmq.workers.reach import OUT_OF_REACH
+from llmq.workers.twins import Meeting, meet
 
 #: Jobs that one trip settles at most, so that it claims for no more slots than these. Requests that began together end
 #: together: settled in one trip, all slots would stand idle until the last is written, and begin together again. In two
@@ -74,6 +75,13 @@ class Claimant(Protocol):
         """Whether a lease at the desk may run beside those that are held."""
         ...
 
+    def lose(self, fence: Fence) -> None:
+        """Abort a request whose lease belongs to another delivery."""
+
+    def is_lost(self, fence: Fence) -> bool:
+        """Whether a request is being aborted because its lease was lost."""
+        ...
+
     def settling(self, lease: Lease, outcome: Outcome) -> None:
         """Count an outcome that was left at the desk."""
 
@@ -106,6 +114,7 @@ class Desk:
         self._on_trip = on_trip
         self._leases: deque[Lease] = deque()
         self._held: dict[Fence, Lease] = {}
+        self._disowned: list[Lease] = []
         self._takers: deque[asyncio.Future[None]] = deque()
         self._outbox: list[_Settled] = []
         self._dealt_at = 0.0
@@ -141,12 +150,22 @@ class Desk:
 
     def settle(self, lease: Lease, outcome: Outcome) -> None:
         """Leave the outcome of a lease; it is written with the next trip."""
+        if self._disowned and any(one is lease for one in self._disowned):
+            self._disowned = [one for one in self._disowned if one is not lease]
+            outcome = Abandoned()  # its entry is another job's by now
         note_outcome(lease, outcome)
         self._claimant.settling(lease, outcome)
-        self._held.pop(lease.fence, None)
+        if self._held.get(lease.fence) is lease:
+            del self._held[lease.fence]
         self._outbox.append((lease, outcome))
         self._settled.clear()
         self._wake.set()
+
+    def end(self, lease: Lease, outcome: Outcome) -> None:
+        """Settle a lease that was claimed only to be ended."""
+        self._keeper.keep(lease.fence)
+        self._claimant.lose(lease.fence)  # where it still runs, by a claim that Redis has forgotten
+        self.settle(lease, outcome)
 
     def withdraw(self, fence: Fence, outcome: Outcome) -> bool:
         """Settle a lease that no slot has taken yet; False where there is none."""
@@ -265,16 +284,16 @@ class Desk:
         self.claimed_at = time.time()
         if claimed.protects and youngest is not None:
             self._claimant.protect(youngest)
+        left = {settled[0].fence: settled for settled in self._outbox}
         for lease in claimed.leases:
             self._keeper.keep(lease.fence)
             if self.closed:
                 self.settle(lease, HandedBack(Reason.SHUTDOWN))
-            else:
+            elif self._is_new(lease, left.get(lease.fence)):
                 self._held[lease.fence] = lease
                 self._leases.append(lease)
         for doomed in claimed.doomed:
-            self._keeper.keep(doomed.lease.fence)
-            self.settle(doomed.lease, VERDICTS[doomed.verdict])
+            self.end(doomed.lease, VERDICTS[doomed.verdict])
         if self._leases:
             self._dealt_at = time.monotonic()
             self._claimant.make_way()
@@ -283,6 +302,34 @@ class Desk:
             self._candidates = claimed.candidates
             self._wake.set()
         return min(claimed.wait, LOOK_AGAIN_S) * (1 + random.random() / 10)
+
+    def _is_new(self, lease: Lease, left: _Settled | None) -> bool:
+        """Whether a claimed lease is to be run; `left` is what was left here under the same fence.
+
+        One whose fence is known was claimed before, by a Redis that has forgotten it.
+        """
+        held = self._held.get(lease.fence)
+        if held is not None:
+            old, outcome = held, None
+        elif left is not None:
+            old, outcome = left
+        else:
+            return True
+        runs = held is not None and all(one is not held for one in self._leases)
+        match meet(lease, old, outcome=outcome, runs=runs, lost=self._claimant.is_lost(lease.fence)):
+            case Meeting.JOIN:
+                if lease.protected():
+                    self._claimant.protect(lease.fence)
+                return False
+            case Meeting.REPLACE:
+                self._leases = deque(one for one in self._leases if one is not held)
+                self._outbox = [settled for settled in self._outbox if settled is not left]
+                return True
+            case Meeting.PART:
+                self._disowned.append(old)
+                self._claimant.lose(lease.fence)
+                self.settle(lease, HandedBack(Reason.SHUTDOWN))
+                return False
 
     def _wake_takers(self, count: int) -> None:
         while count > 0 and self._takers:

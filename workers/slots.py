@@ -174,6 +174,11 @@ class Slots:
         """Abort a request whose lease belongs to another delivery."""
         self._stop(fence, Stop.LOST, Abandoned())
 
+    def is_lost(self, fence: Fence) -> bool:
+        """Whether a request is being aborted because its lease was lost."""
+        running = self._executor.running.get(fence)
+        return running is not None and running.stop is Stop.LOST
+
     def give_up(self, fence: Fence) -> None:
         """Abort a request whose lease could not be renewed for too long."""
         self._stop(fence, Stop.OVERDUE, HandedBack(Reason.SHUTDOWN))

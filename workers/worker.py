@@ -23,7 +23,7 @@ from llmq.scheduler.connection import connect, connect_sync, redis_errors
 from llmq.scheduler.errors import EngineUnavailable, LLMQError
 from llmq.scheduler.keyring import NO_KEYS, Keyring
 from llmq.scheduler.keys import QueueKeys
-from llmq.scheduler.lease import Fence, Lease, Outcome
+from llmq.scheduler.lease import Fence
 from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.logs import Event, note
 from llmq.scheduler.queue import KEY_ID
@@ -184,7 +184,7 @@ class Worker:
             self.id,
             self._contact,
             lambda: self._settings.lease_s,
-            self._end,
+            self._desk.end,
             self._measuring.reclaimed,
         )
         self._tasks: list[asyncio.Task[None]] = []
@@ -308,11 +308,6 @@ class Worker:
     def keeper_died(self, error: BaseException) -> None:
         """End the process: without the keeper no lease is safe."""
         self._fail(error)
-
-    def _end(self, lease: Lease, outcome: Outcome) -> None:
-        """End a job that the sweeper claimed only for this."""
-        self._keeper.keep(lease.fence)
-        self._desk.settle(lease, outcome)
 
     def _govern(self) -> None:
         """Do what the governor has decided: preempt what is too much, claim what may come on top."""

@@ -19,7 +19,7 @@ import aiohttp
 import redis
 
 from llmq.scheduler import scripts
-from tests.chaos.faults import FAULTS, LEASE_S
+from tests.chaos.faults import FAULTS, FAULTS_OF_SETS, LEASE_S
 from tests.chaos.journal import Journal
 from tests.chaos.plan import Planned
 from tests.chaos.processes import Process
@@ -209,7 +209,7 @@ class Cast:
 
     async def suffer(self, planned: Planned) -> None:
         """Let one fault of the plan happen."""
-        fault = FAULTS[planned.fault]
+        fault = FAULTS_OF_SETS.get(planned.fault) or FAULTS[planned.fault]
         about = {"fault": fault.name, "place": planned.place, "hits": fault.hits, "detail": planned.detail}
         self.journal.say("fault", planned=planned.at, **about)
         try:

@@ -139,7 +139,7 @@ class KillRedis(Dice):
 
     async def act(self, cast: Cast, planned: Planned) -> None:
         """Do it."""
-        cast.server.kill()
+        await asyncio.to_thread(cast.server.kill)
         await asyncio.sleep(planned.lasts)
         # Said before it serves: the earliest moment of the contact that begins now.
         cast.journal.say("redis back", killed=True, away=planned.lasts)
@@ -151,12 +151,20 @@ class FreezeRedis(Dice):
 
     async def act(self, cast: Cast, planned: Planned) -> None:
         """Do it."""
-        cast.server.freeze()
+        await asyncio.to_thread(cast.server.freeze)
         try:
             await asyncio.sleep(planned.lasts)
         finally:
             cast.journal.say("redis back", killed=False, away=planned.lasts)
-            cast.server.thaw()
+            await asyncio.to_thread(cast.server.thaw)
+
+
+class FailOver(Dice):
+    """A failover by hand: a replica takes over though the primary lives."""
+
+    async def act(self, cast: Cast, planned: Planned) -> None:
+        """Do it."""
+        await asyncio.to_thread(cast.server.fail_over)
 
 
 class FlushAll(Dice):
@@ -303,6 +311,18 @@ FAULTS: dict[str, Fault] = {
         Settings("settings", 3, "settings", 1.0, 7.0),
     )
 }
+
+#: Those of a set of servers: its clients reach it by themselves, so there is no bad network between them; and a primary
+#: may be replaced.
+FAULTS_OF_SETS: dict[str, Fault] = {
+    fault.name: fault
+    for fault in (*(one for one in FAULTS.values() if one.hits != "way"), FailOver("fail-over", 1, "redis"))
+}
+
+
+def faults_of(topology: str) -> dict[str, Fault]:
+    """Return the faults that may happen to a topology, by name."""
+    return FAULTS if topology == "single" else FAULTS_OF_SETS
 
 
 def _kill_clients(redis: Redis, one_in: int) -> None:

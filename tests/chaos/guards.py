@@ -202,6 +202,12 @@ GUARDS = {
             (Swap(Desk, "_return_unknown", _forget_unknown),),
         ),
         Guard(
+            "forgotten claims",
+            ("G3", "G12"),
+            "a claim that Redis made before, and has forgotten, is run beside the first",
+            (Swap(Desk, "_is_new", lambda self, lease, left: True),),
+        ),
+        Guard(
             "begun is never begun again",
             ("G18",),
             "nobody notes that a first delta was sent",

@@ -91,6 +91,9 @@ CHECKS: dict[str, Check] = {
     "three deaths": Suite("tests/redis/test_sweep.py::TestTheThirdDeath"),
     "hand back at drain": Chaos("drain"),
     "hand back of lost claims": Suite("tests/redis/test_worker.py::TestLostReplies"),
+    "forgotten claims": Suite(
+        "tests/redis/test_worker.py::TestForgottenClaims::test_another_job_in_its_place_gets_an_answer_of_its_own"
+    ),
     "begun is never begun again": Chaos("kill"),
     "cancel": Suite("tests/redis/test_reap_and_cancel.py"),
     "cap": Chaos("settings", seed=13),

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import cast as company
+from tests.chaos.audit import audit
 from tests.chaos.cast import Cast
-from tests.chaos.evidence import Evidence
-from tests.chaos.faults import FAULTS, LEASE_S, Fault
+from tests.chaos.evidence import Evidence, Violation
+from tests.chaos.faults import LEASE_S, Fault, faults_of
 from tests.chaos.journal import read
 from tests.chaos.ledger import Ledger
 from tests.chaos.plan import Planned, plan
 from tests.chaos.producers import Producers
+from tests.chaos.remains import note_remains
 from tests.chaos.replay import Replay
+from tests.chaos.told import audit_told
 from tests.chaos.worker import LEAST_CONTACT_S
 from tests.conftest import PERMANENT_KEYS
 from tests.redis.serving import KEYS
@@ -52,8 +55,9 @@ class Terms:
 
 def terms(seed: int, seconds: float, faults: str = "", **more: Any) -> Terms:
     """Return the terms of a run; `faults` names those that may happen, all where it is empty."""
-    chosen = faults.split(",") if faults else list(FAULTS)
-    return Terms(seed, seconds, {name: FAULTS[name] for name in chosen}, **more)
+    known = faults_of(more.get("topology", "single"))
+    chosen = faults.split(",") if faults else list(known)
+    return Terms(seed, seconds, {name: known[name] for name in chosen}, **more)
 
 
 async def run(folder: Path, given: Terms) -> Evidence:
@@ -68,10 +72,16 @@ async def run(folder: Path, given: Terms) -> Evidence:
         finally:
             await producers.close()
         left = _left(cast)
+        note_remains(cast)
     # Everybody has left the stage, and the server's file is closed.
     history = cast.server.history()
     ledger = Replay().run(history) if history is not None else Ledger()
     return Evidence(read(folder / "journal"), ledger, left, LEASE_S, LEAST_CONTACT_S)
+
+
+def judge(evidence: Evidence, topology: str) -> list[Violation]:
+    """Return the laws that a run has broken, as far as they can be judged on its topology."""
+    return audit(evidence) if topology == "single" else audit_told(evidence)
 
 
 async def _act(cast: Cast, producers: Producers, given: Terms) -> None:

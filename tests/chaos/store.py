@@ -1,8 +1,8 @@
 """The store: the Redis of a chaos run, of whatever topology, as something that can be killed and started again.
 
 A topology is one entry of `TOPOLOGIES`: how to start it. The driver asks it for no more than `Store` says. One that
-keeps no append-only history from start to end says None, and the laws that need one are then judged from the journal
-alone; one whose servers name each other by address gives no `port`, and its clients get no bad network in between.
+keeps no append-only history from start to end says None, and `told.py` judges what can be judged without one; one whose
+servers name each other by address gives no `port`, and its clients get no bad network in between.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import redis
 
+from tests.chaos import sets
 from tests.chaos.history import OPTIONS, Step, read_history
 from tests.servers import Guardian, Server, process_kinds
 
@@ -49,6 +50,10 @@ class Store(Protocol):
         """SIGCONT it."""
         ...
 
+    def fail_over(self) -> None:
+        """Promote a replica though the primary lives; a set of servers only."""
+        ...
+
     def client(self, **options: Any) -> redis.Redis:
         """Return a plain client, for what an operator types."""
         ...
@@ -65,6 +70,10 @@ class Store(Protocol):
 class Single(Server):
     """One server, with its whole history in its append-only file."""
 
+    def fail_over(self) -> None:
+        """Refuse: there is nobody to take over."""
+        raise RuntimeError("a single server has no replica")
+
     def history(self) -> list[Step] | None:
         """Return every step from its first start on."""
         return read_history(self.folder)
@@ -78,4 +87,8 @@ def single(kind: str, folder: Path, guardian: Guardian) -> Store:
 
 
 #: How each topology is started: kind of server, folder, guardian.
-TOPOLOGIES: dict[str, Callable[[str, Path, Guardian], Store]] = {"single": single}
+TOPOLOGIES: dict[str, Callable[[str, Path, Guardian], Store]] = {
+    "single": single,
+    "sentinel": sets.sentinel,
+    "cluster": sets.cluster,
+}

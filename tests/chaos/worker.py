@@ -109,7 +109,7 @@ def main() -> None:
     given = parser.parse_args()
     contact.LEAST_CONTACT_S = LEAST_CONTACT_S
     journal = Journal(given.journal, given.name)
-    watch_for_stalls(journal, given.url)
+    watch_for_stalls(journal, given.url if given.url.startswith("redis://") else "")
     let_the_clock_jump(journal)
     simulated = given.engine.startswith("sim:")
     if not simulated:

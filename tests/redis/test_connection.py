@@ -359,6 +359,56 @@ class TestFailover:
             await client.aclose()
             sync.close()
 
+    async def test_one_sentinel_s_word_is_not_enough(self, own_server: OwnServer) -> None:
+        """F-087: the first names a server that is a replica by now. Reads there would not fail, and hear of nothing."""
+        replica, primary = own_server("--appendonly", "no"), own_server("--appendonly", "no")
+        async with _names(replica) as stale, _names(primary) as right:
+            with replica.client() as plain:
+                plain.replicaof("127.0.0.1", primary.port)
+            url = f"redis+sentinel://127.0.0.1:{stale},127.0.0.1:{right}/main"
+            client, sync = connect(url), connect_sync(url)
+            for _ in range(2):
+                assert "master" == (await client.info("replication"))["role"]
+                assert "master" == (await asyncio.to_thread(sync.info, "replication"))["role"]
+                await asyncio.sleep(1.1)  # by then the sentinels' word is old, and asked for anew
+            await client.aclose()
+            sync.close()
+
+    async def test_where_no_sentinel_knows_a_primary_it_is_said(self, own_server: OwnServer) -> None:
+        """F-087: it is Redis that is away, for as long as the sentinels name a replica; then it is there."""
+        server, other = own_server("--appendonly", "no"), own_server("--appendonly", "no")
+        async with _names(server) as sentinel:
+            client = connect(f"redis+sentinel://127.0.0.1:{sentinel}/main")
+            with server.client() as plain:
+                plain.replicaof("127.0.0.1", other.port)
+                with pytest.raises(exceptions.ConnectionError, match="is a replica"):
+                    await client.get("a")
+                plain.replicaof("NO", "ONE")
+            assert await client.set("a", "1")
+            await client.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _names(server: Server) -> AsyncIterator[int]:
+    """Be a sentinel that names this server, whatever has become of it; yields its port."""
+
+    answering: set[asyncio.Task[None] | None] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.add(asyncio.current_task())
+        while count := (await reader.readline())[1:]:
+            words = [(await reader.readline(), await reader.readline())[1].strip() for _ in range(int(count))]
+            port = str(server.port)
+            named = f"*2\r\n$9\r\n127.0.0.1\r\n${len(port)}\r\n{port}\r\n"
+            writer.write({b"SENTINEL": named.encode(), b"PING": b"+PONG\r\n"}.get(words[0], b"+OK\r\n"))
+        writer.close()
+        await writer.wait_closed()
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with listening:
+        yield listening.sockets[0].getsockname()[1]
+    await asyncio.wait([task for task in answering if task is not None])
+
 
 @contextlib.contextmanager
 def _sentinel(primary: Server, folder: Path) -> Iterator[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError, TimeoutError
+from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from llmq.scheduler import scripts
 from llmq.scheduler.connection import connect
@@ -160,6 +160,43 @@ class TestServing:
         assert "worker_lost" == rows["c1"]["e"]
         assert len(rows["c1"]["m"]) < 3000
         assert "completed" == rows["c2"]["s"]
+
+
+class TestForgottenClaims:
+    """A server without its last writes: a claim that it has forgotten is made again, with the same number (G12)."""
+
+    async def _forget(self, redis: Redis, prompts: list[str]) -> None:
+        """Have the server be as it was before any claim: as a replica that had not heard of one yet."""
+        await redis.flushall()
+        await submit_batch(redis, len(prompts), prompts=prompts)
+
+    async def test_the_attempt_that_runs_goes_on_under_the_new_claim(self, redis_url: str, redis: Redis) -> None:
+        """G3, G12, F-072: the job is in the engine already; it is asked once, and its answer is the line's."""
+        await submit_batch(redis, 1)
+        engine = ScriptedEngine(2)
+        async with serving(redis_url, engine, reserve=0) as served:
+            request = await engine.next()
+            await self._forget(redis, ["line 1"])
+            await until(lambda: _claimed(redis, 1))
+            request.answer()
+            await batch_ended(redis)
+            assert not served.task.done()
+        assert ["line 1"] == engine.prompts
+        await each_line_ended_once(redis, 1)
+
+    async def test_another_job_in_its_place_gets_an_answer_of_its_own(self, redis_url: str, redis: Redis) -> None:
+        """G3, G12: the entry is another one's by now: what runs is aborted, and its answer is nobody's."""
+        await submit_batch(redis, 1)
+        engine = ScriptedEngine(2)
+        async with serving(redis_url, engine, reserve=0):
+            old = await engine.next()
+            await self._forget(redis, ["another line"])
+            new = await engine.next()
+            assert old.aborted.is_set()
+            assert "another line" == new.prompt
+            new.answer()
+            await batch_ended(redis)
+        await each_line_ended_once(redis, 1)
 
 
 class TestChatAndBatch:
@@ -923,6 +960,14 @@ async def _talk(request: Request) -> None:
     while True:
         request.say("bla ")
         await asyncio.sleep(0.0005)
+
+
+async def _claimed(redis: Redis, count: int) -> bool:
+    """Whether so many lines of the batch are claimed."""
+    try:
+        return await pending(redis) == count
+    except ResponseError:  # the lane has no group before its first claim
+        return False
 
 
 async def _either(first: ScriptedEngine, second: ScriptedEngine) -> Request:

@@ -85,6 +85,28 @@ def test_an_answer_begun_again_after_it_was_shown_is_not_mixed() -> None:
     assert "lo" == rest(order, chat("Hello"))
 
 
+def test_an_answer_begun_again_under_the_same_number_is_not_mixed() -> None:
+    """G18, F-088: after a failover that forgot the first claim, the second has its number, and its places."""
+    order = DeltaOrder()
+    order.add(delta(0, "Hel"))
+    assert "Hel" == shown(order)
+    order.add(delta(0, "Good"))
+    order.add(delta(1, "bye"))
+    assert "" == shown(order)
+    with pytest.raises(ValueError, match="not the one that was shown"):
+        order.rest(chat("Goodbye"))
+
+
+def test_an_answer_begun_again_before_it_was_shown_comes_whole() -> None:
+    """G18: nobody has seen the first."""
+    order = DeltaOrder()
+    order.add(delta(0, "Hel"))
+    order.add(delta(0, "Good"))
+    order.add(delta(1, "lo"))
+    assert "" == shown(order)
+    assert "Goodbye" == rest(order, chat("Goodbye"))
+
+
 def test_an_answer_of_several_choices_needs_no_rest() -> None:
     """Its pieces are mixed, so that they begin no choice's text; all of them came."""
     order = DeltaOrder()

@@ -9,6 +9,7 @@ from redis import exceptions
 from redis.crc import key_slot
 from redis.sentinel import MasterNotFoundError
 
+from llmq.scheduler.cluster_map import LOOK_AGAIN_S as CLUSTER_LOOK_AGAIN_S
 from llmq.scheduler.cluster_map import ClusterMap
 from llmq.scheduler.route import MOST_REDIRECTIONS, TRY_AGAIN_S, Address, Attempt, key_of, told_apart
 from llmq.scheduler.sentinel_map import LOOK_AGAIN_S, SentinelMap
@@ -82,6 +83,28 @@ class TestClusterMap:
         assert [B, A] == known.guides()
         assert not known.doubtful
 
+    def test_who_named_a_node_that_failed_is_asked_late_too(self) -> None:
+        """F-087: a node that was cut off from the others names their former primaries, whoever asks it."""
+        cluster = ClusterMap([A, B, C])
+        cluster.read(told((0, HALF - 1, A), (HALF, 16_383, B)), A)
+        cluster.doubt(B)
+        assert [C, A, B] == cluster.guides()
+
+    def test_it_grows_old_and_is_asked_for_anew(self) -> None:
+        """F-087: nodes that came since are known before those that are known are gone; one asks for all."""
+        now = [100.0]
+        cluster = ClusterMap([A], clock=lambda: now[0])
+        cluster.read(told((0, 16_383, A)), A)
+        assert not cluster.due
+        now[0] += CLUSTER_LOOK_AGAIN_S
+        assert [True, False] == [cluster.due, cluster.due]
+
+    def test_a_slot_that_has_moved_is_a_reason_to_ask(self, known: ClusterMap) -> None:
+        """Who has it now may be new, and so may its replicas."""
+        assert not known.due
+        known.moved(exceptions.MovedError(f"{Q} {C[0]}:{C[1]}"), A)
+        assert (False, True) == (known.doubtful, known.due)
+
     def test_a_slot_that_nobody_holds_is_an_error_and_a_doubt(self, known: ClusterMap) -> None:
         """A cluster that lost a primary and has no replica of it."""
         known.read([], A)
@@ -137,14 +160,14 @@ class TestSentinelMap:
     def test_the_primary_is_whom_a_sentinel_names(self) -> None:
         """Whatever the key."""
         sentinel = SentinelMap([A, B], "main")
-        sentinel.read([b"10.0.0.9", b"6379"], A)
+        _name(sentinel)
         assert {("10.0.0.9", 6379)} == {sentinel.owner(None), sentinel.owner(b"x"), *sentinel.known}
 
     def test_their_word_grows_old(self) -> None:
         """F-088: a primary that was replaced by hand takes writes for seconds; one asks for all."""
         now = [100.0]
         sentinel = SentinelMap([A], "main", clock=lambda: now[0])
-        sentinel.read([b"10.0.0.9", b"6379"], A)
+        _name(sentinel)
         assert not sentinel.due
         now[0] += LOOK_AGAIN_S
         assert [True, False] == [sentinel.due, sentinel.due]
@@ -152,13 +175,37 @@ class TestSentinelMap:
     def test_a_sentinel_that_failed_is_asked_last_and_the_primarys_failure_is_a_doubt(self) -> None:
         """What a sentinel that is away says of the primary is nothing."""
         sentinel = SentinelMap([A, B], "main")
-        sentinel.read([b"10.0.0.9", b"6379"], A)
+        _name(sentinel)
         sentinel.doubt(A)
         assert (False, [B, A]) == (sentinel.doubtful, sentinel.guides())
         sentinel.doubt(("10.0.0.9", 6379))
+        assert (True, [A, B]) == (sentinel.doubtful, sentinel.guides())
+
+    def test_a_server_that_is_named_shows_that_it_is_a_primary(self) -> None:
+        """F-087: one sentinel may not have heard of a promotion, and reads at a replica do not fail."""
+        sentinel = SentinelMap([A, B], "main")
+        _name(sentinel)
+        sentinel.read([b"10.0.0.7", b"6379"], A)
+        with pytest.raises(exceptions.ConnectionError, match="is a replica"):
+            sentinel.proved({"role": "slave"})
+        assert ("10.0.0.9", 6379) == sentinel.owner(None)
+
+    @pytest.mark.parametrize("told", [{"role": "master"}, {}, None], ids=["says so", "says nothing", "may not say"])
+    def test_a_server_that_does_not_say_is_believed(self, told: object) -> None:
+        """A user without the right to INFO: what its writes are answered shows it."""
+        sentinel = SentinelMap([A, B], "main")
+        sentinel.read([b"10.0.0.7", b"6379"], A)
         assert sentinel.doubtful
+        sentinel.proved(told)
+        assert (False, ("10.0.0.7", 6379)) == (sentinel.doubtful, sentinel.owner(None))
 
     def test_a_service_that_is_unknown_is_an_error(self) -> None:
         """Another name in the URL than in the sentinels' configuration."""
         with pytest.raises(MasterNotFoundError, match="knows no service 'main'"):
             SentinelMap([A], "main").read(None, A)
+
+
+def _name(sentinel: SentinelMap) -> None:
+    """Have a sentinel name a server, and that one say that it is a primary."""
+    sentinel.read([b"10.0.0.9", b"6379"], A)
+    sentinel.proved({"role": "master"})
