@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from llmq.gateway.admission import Admission
+from llmq.gateway.body_writer import BodyWriter, writer_of
 from llmq.gateway.body_guard import BodyGuard, Message, Pace, Receive
 from llmq.gateway.errors import ApiError
 from llmq.gateway.translation import api_error
@@ -58,7 +59,7 @@ class Boundary:
             await self._app(scope, receive, send)
             return
         headers = {name: value for name, value in scope["headers"] if name in _READ_HEADERS}
-        exchange = Exchange(send, _request_id(headers.get(b"x-request-id", b"")))
+        exchange = Exchange(send, _request_id(headers.get(b"x-request-id", b"")), writer_of(scope))
         state = scope.setdefault("state", {})
         state["exchange"] = exchange
         try:
@@ -92,10 +93,11 @@ class Boundary:
 class Exchange:
     """One request and its answer; `headers` may be added to until the answer begins."""
 
-    __slots__ = ("_send", "begun", "headers", "request_id")
+    __slots__ = ("_send", "_writer", "begun", "headers", "request_id")
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, writer: BodyWriter | None = None) -> None:
         self._send = send
+        self._writer = writer
         self.request_id = request_id
         self.headers: dict[str, str] = {"x-request-id": request_id}
         self.begun = False
@@ -118,6 +120,17 @@ class Exchange:
     async def write(self, data: bytes, *, more: bool = True) -> None:
         """Send a piece of the body; waits while the client does not read."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def write_at_once(self, make: Callable[[], bytes]) -> bool:
+        """Write the piece that `make` returns, with no turn of the loop; where that cannot be, False, and none is made.
+
+        Only while nobody is within `write`: what that has to say comes first.
+        """
+        if self._writer is None or not self.begun or not self._writer.clear:
+            return False
+        if data := make():
+            self._writer.write(data)
+        return True
 
     async def answer(
         self, status: int, body: bytes, headers: Mapping[str, str], content_type: str = "application/json"

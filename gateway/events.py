@@ -27,14 +27,13 @@ class Events:
         self._named = url == RESPONSES
         self._drops_usage = not wants_usage and not self._named
 
-    def of(self, views: Sequence[DeltaView]) -> bytes:
-        """Return the events for chunks, each its own event."""
+    def of(self, chunks: Sequence[bytes]) -> bytes:
+        """Return the events for an engine's chunks, each its own event."""
         if self._named:
-            return b"".join(_named(view.raw) for view in views)
-        chunks = [view.raw for view in views]
+            return b"".join(map(_named, chunks))
         if self._drops_usage:
             chunks = [chunk for chunk in chunks if b'"usage"' not in chunk or not _only_tells_usage(chunk)]
-        return b"".join([b"data: " + _one_line(chunk) + b"\n\n" for chunk in chunks])
+        return b"".join([b"data: %b\n\n" % (chunk if b"\n" not in chunk else _one_line(chunk)) for chunk in chunks])
 
     def of_rest(self, view: DeltaView) -> bytes:
         """Return the events for the rest of an answer of which chunks did not come (`DeltaOrder.rest`)."""

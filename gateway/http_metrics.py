@@ -13,6 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llmq.gateway.body_writer import writer_of
 from llmq.scheduler.metric_families import GATEWAY
 
 #: A stream may take minutes.
@@ -70,7 +71,8 @@ class HttpMetrics:
             route, method = route_of(scope), scope["method"] if "endpoint" in scope else OTHER
             self._requests.labels(route, method, status).inc()
             self._seconds.labels(route).observe(time.monotonic() - began)
-            self._sent.inc(sent)
+            writer = writer_of(scope)
+            self._sent.inc(sent + (writer.written if writer is not None else 0))
             self._received.inc(received)
 
 

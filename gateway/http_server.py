@@ -20,6 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from llmq.gateway.body_writer import EXTENSION, BodyWriter
 from llmq.gateway.errors import ApiError
 
 #: For the head of a request, and for a connection that sends nothing at all.
@@ -94,6 +95,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             self._end_head()
             super().on_headers_complete()
+            if self.cycle is not None and self.cycle.scope is self.scope:
+                self.scope.setdefault("extensions", {})[EXTENSION] = BodyWriter(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body has come."""

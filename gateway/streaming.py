@@ -2,7 +2,8 @@
 
 The answer begins with the engine's first token, or with a sign of life where that takes long; until then a refusal of
 the engine is still a plain HTTP error with the engine's status. What comes together is written together. This is the
-path that every token takes: one wake-up, one join, one write.
+path that every token takes: once the answer has begun, whoever hears its deltas writes them, and no task is woken for
+them as long as the client keeps up.
 """
 
 from __future__ import annotations
@@ -35,26 +36,49 @@ class Stream:
         self._job = job
         self._keep_alive = 0.9 * keep_alive  # so that a tick that comes a moment early counts
         self._silent_since = time.monotonic()
+        self._vigil: Vigil | None = None
         # The deltas of a job that was joined go to the request that made it: its answer comes whole.
         self._order = DeltaOrder() if job.joined else job.watch.order
 
     async def run(self, vigil: Vigil) -> None:
         """Send what comes until the job has ended, or the vigil is over."""
-        watch, order, news = self._job.watch, self._order, self._job.watch.news
+        watch, news, self._vigil = self._job.watch, self._job.watch.news, vigil
         while True:
             news.clear()
             if vigil.over:
                 return
-            if views := order.take():
-                vigil.pieces += len(views)
-                if data := self._events.of(views):
-                    await self._write(data)
+            if data := self._come():
+                await self._write(data)
             elif watch.over:
                 return
             else:
                 if time.monotonic() - self._silent_since >= self._keep_alive:
                     await self._write(KEEP_ALIVE)
-                await news.wait()
+                await self._wait()
+
+    async def _wait(self) -> None:
+        """Wait for what has to be decided; deltas that come meanwhile are written as they do."""
+        watch = self._job.watch
+        if not self._job.joined:
+            watch.on_deltas = self._write_at_once
+        try:
+            await watch.news.wait()
+        finally:
+            if not self._job.joined:
+                watch.on_deltas = None
+
+    def _come(self) -> bytes:
+        """Return the events of what has come since this was asked last."""
+        chunks = self._order.take_chunks()
+        if chunks and self._vigil is not None:
+            self._vigil.pieces += len(chunks)
+        return self._events.of(chunks) if chunks else b""
+
+    def _write_at_once(self) -> bool:
+        if not self._exchange.write_at_once(self._come):
+            return False
+        self._silent_since = time.monotonic()
+        return True
 
     async def finish(self, record: JobRecord | None, retry_after: float) -> None:
         """Send the end of a job that has ended. Raises ApiError where nothing was sent yet and there is no answer."""

@@ -43,7 +43,7 @@ class DeltaOrder:
         self._next = 0
         self._early: dict[int, Delta] = {}
         self._first = b""
-        self._ready: list[DeltaView] = []
+        self._ready: list[Delta] = []
         self._shown: list[str] = []
         self._shown_any = False
         self._kept_bytes = 0
@@ -63,20 +63,33 @@ class DeltaOrder:
             return
         if not delta.seq:
             self._first = delta.chunk
-        self._early[delta.seq] = delta
         self._kept_bytes += len(delta.chunk) + len(delta.text)
-        while (following := self._early.pop(self._next, None)) is not None:
-            self._ready.append(DeltaView(following.text, following.chunk))
+        if delta.seq != self._next:
+            self._early[delta.seq] = delta
+        else:
+            self._ready.append(delta)
             self._next += 1
+            while self._early and (following := self._early.pop(self._next, None)) is not None:
+                self._ready.append(following)
+                self._next += 1
         if self._kept_bytes > MAX_KEPT_BYTES:
             self.give_up()
 
     def take(self) -> list[DeltaView]:
         """Return what may be shown now, each piece once."""
-        ready, self._ready = self._ready, []
-        self._kept_bytes = sum(len(delta.chunk) + len(delta.text) for delta in self._early.values())
-        self._shown += [view.text for view in ready if view.text]
-        self._shown_any = self._shown_any or bool(ready)
+        return [DeltaView(delta.text, delta.chunk) for delta in self._take()]
+
+    def take_chunks(self) -> list[bytes]:
+        """Return the same, for who wants the engine's chunks only: the way of every token through a gateway."""
+        return [delta.chunk for delta in self._take()]
+
+    def _take(self) -> list[Delta]:
+        ready = self._ready
+        if ready:
+            self._ready = []
+            self._shown_any = True
+            self._shown += [delta.text for delta in ready]
+            self._kept_bytes = sum(len(delta.chunk) + len(delta.text) for delta in self._early.values()) if self._early else 0
         return ready
 
     def give_up(self) -> None:

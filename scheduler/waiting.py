@@ -137,16 +137,21 @@ class Listener:
                 continue
             self.deaf_since = None
             for _, entries in reply or ():
+                told: set[Watch] = set()
                 for entry, fields in entries:
                     last = entry
-                    self._hear(fields)
+                    self._hear(fields, told)
+                # What came together is told together; ends have told themselves.
+                for watch in told:
+                    watch.tell()
 
     async def _resume_from(self, last: bytes) -> bytes:
         """After a break: a Redis that came back empty, or another one, may count from an earlier time."""
         newest = await cast(Any, self._reader).xrevrange(self._inbox, count=1)
         return last if newest and _order(newest[0][0]) >= _order(last) else b"0-0"
 
-    def _hear(self, fields: Mapping[bytes, bytes]) -> None:
+    def _hear(self, fields: Mapping[bytes, bytes], told: set[Watch]) -> None:
+        """Take one entry in; add to `told` who has deltas to be told of."""
         if fields.get(b"t") == b"e":
             self._hear_end(fields.get(b"j", b"").decode(errors="replace"))
             return
@@ -157,7 +162,7 @@ class Listener:
         for delta in arrived:
             if (watch := self._watches.get(delta.job_id)) is not None:
                 watch.order.add(delta)
-                watch.news.set()
+                told.add(watch)
 
     def _hear_end(self, job_id: str) -> None:
         watch = self._watches.get(job_id)

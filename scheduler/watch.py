@@ -6,6 +6,7 @@ It keeps what has come of a job's answer until somebody takes it, and wakes whoe
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from llmq.scheduler.deltas import DeltaOrder
 from llmq.scheduler.job_record import JobRecord
@@ -15,8 +16,8 @@ class Watch:
     """One job that somebody may wait for; it lives as long as the handle that holds it."""
 
     __slots__ = (
-        "__weakref__", "_ended", "failure", "foreign", "job_id", "look_at", "looks", "news", "order", "overdue_at",
-        "record", "rung", "streams", "waiters",
+        "__weakref__", "_ended", "failure", "foreign", "job_id", "look_at", "looks", "news", "on_deltas", "order",
+        "overdue_at", "record", "rung", "streams", "waiters",
     )  # fmt: skip
 
     def __init__(self, job_id: str, *, foreign: bool, overdue_at: float) -> None:
@@ -33,12 +34,24 @@ class Watch:
         self.failure: BaseException | None = None
         self.order = DeltaOrder()
         self.news = asyncio.Event()
+        self.on_deltas: Callable[[], bool] | None = None
+        """Takes deltas as they come, without a wake-up; says False where it cannot, and who waits is woken."""
         self._ended = asyncio.Event()
 
     @property
     def over(self) -> bool:
         """Whether the wait is over."""
         return self._ended.is_set()
+
+    def tell(self) -> None:
+        """Say that deltas have come."""
+        try:
+            if self.on_deltas is not None and self.on_deltas():
+                return
+        except Exception:
+            # Not the listener's, which serves others too: who waits will run into it, and tell it.
+            self.on_deltas = None
+        self.news.set()
 
     def end(self, record: JobRecord | None, failure: BaseException | None = None) -> None:
         """End the wait: with the job's record (None: the job is lost), or with what ended the listener."""

@@ -75,12 +75,11 @@ class TestEvents:
 
     def test_only_the_usage_chunk_is_taken_out(self) -> None:
         """A text that speaks of usage, and a chunk that has it beside a choice, stay."""
-        told = DeltaView("", chunk('about "usage"'))
-        beside = DeltaView("", chunk("x", usage={"total_tokens": 1}))
-        views = [told, DeltaView("", usage_chunk()), beside]
-        expected = b"".join(b"data: " + view.raw + b"\n\n" for view in (told, beside))
-        assert expected == Events(CHAT, wants_usage=False).of(views)
-        assert usage_chunk() in Events(CHAT, wants_usage=True).of(views)
+        told, beside = chunk('about "usage"'), chunk("x", usage={"total_tokens": 1})
+        chunks = [told, usage_chunk(), beside]
+        expected = b"".join(b"data: " + kept + b"\n\n" for kept in (told, beside))
+        assert expected == Events(CHAT, wants_usage=False).of(chunks)
+        assert usage_chunk() in Events(CHAT, wants_usage=True).of(chunks)
 
     def test_an_error_of_responses_is_an_event_of_its_own(self) -> None:
         """With the fields that its clients read, and those that all others do."""
