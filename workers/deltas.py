@@ -10,11 +10,12 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from llmq.scheduler import scripts
+from llmq.scheduler.calling import ScriptCalls
 from llmq.scheduler.cipher import PLAIN, Cipher, deltas_of
 from llmq.scheduler.inbox import Delta, encode_deltas
 from llmq.scheduler.job import TrafficClass
@@ -34,15 +35,16 @@ PATIENCE_S = 5.0
 #: Of deltas for one client, while Redis is away: some seconds of many streams.
 MOST_KEPT_BYTES = 2**20
 
-INBOX_LENGTH = 10_000
-INBOX_TTL_S = 600
-
 
 @dataclass(slots=True)
 class _Outgoing:
-    """The deltas of one attempt: those that wait for the first to be acknowledged, and how many were made."""
+    """The deltas of one attempt: those that wait for the first to be acknowledged, and how many were made.
+
+    `addressee` is who waits for them, and the id of the key that they encrypted the job with ("": none).
+    """
 
     lease: Lease
+    addressee: tuple[str, str]
     held: list[Delta] = field(default_factory=list)
     made: int = 0
     begun: bool = False
@@ -60,7 +62,7 @@ class DeltaSender:
         on_lost: Callable[[Fence], None],
         cipher: Cipher = PLAIN,
     ) -> None:
-        self._redis = redis
+        self._calls = ScriptCalls(redis)
         self._keys = keys
         self._consumer = consumer
         self._on_lost = on_lost
@@ -72,27 +74,32 @@ class DeltaSender:
         self._hurry = asyncio.Event()
         self._closing = False
 
-    def send(self, lease: Lease, text: str, chunk: bytes) -> None:
-        """Take one delta; returns at once."""
+    def outlet(self, lease: Lease) -> Callable[[str, bytes], None] | None:
+        """Return what takes the deltas of an attempt, and returns at once; None where nobody waits for them."""
         if not lease.reply_to:
-            return
-        out = self._outgoing.get(lease.fence)
-        if out is None:
-            begun = lease.cls is not TrafficClass.INTERACTIVE
-            out = self._outgoing[lease.fence] = _Outgoing(lease, begun=begun)
-        delta = Delta(lease.key, lease.fence.delivery, out.made, text, chunk)
-        out.made += 1
-        if out.begun:
-            self._gather(lease, delta)
-            return
-        out.held.append(delta)
-        if (text or out.made > 1) and out.first is None:  # the first chunk names the role only
-            out.first = asyncio.create_task(self._begin(out))
+            return None
+        addressee = lease.reply_to, key_id_of(lease.data) or ""
+        out = self._outgoing[lease.fence] = _Outgoing(
+            lease, addressee, begun=lease.cls is not TrafficClass.INTERACTIVE
+        )
+        job, delivery = lease.key, lease.fence.delivery
+
+        def send(text: str, chunk: bytes) -> None:
+            delta = Delta(job, delivery, out.made, text, chunk)
+            out.made += 1
+            if out.begun:
+                self._gather(addressee, delta)
+                return
+            out.held.append(delta)
+            if (text or out.made > 1) and out.first is None:  # the first chunk names the role only
+                out.first = asyncio.create_task(self._begin(out))
+
+        return send
 
     async def flushed(self, fence: Fence) -> None:
         """Wait until all deltas of an attempt have been sent, or have been given up (after 5 s)."""
         out = self._outgoing.get(fence)
-        if out is None:
+        if out is None or not out.made:
             return
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -125,13 +132,13 @@ class DeltaSender:
         lease = out.lease
         inbox = self._keys.inbox(lease.reply_to)
         sent, out.held = out.held, []
-        data = self._encode(_addressee(lease), sent)
+        data = self._encode(out.addressee, sent)
         call = scripts.first_delta(self._keys, self._consumer, lease, inbox=inbox, data=data)
         # Nothing of the answer may reach the client before Redis knows that it has begun, so this is not given up:
         # it ends with the attempt. A lost reply sends the same deltas again; the client knows them by their place.
         while True:
             try:
-                if await scripts.run(self._redis, call):
+                if await self._calls.run(call):
                     break
                 self._on_lost(lease.fence)
                 return
@@ -139,11 +146,11 @@ class DeltaSender:
                 await asyncio.sleep(RETRY_S)
         out.begun = True
         for delta in out.held:
-            self._gather(lease, delta)
+            self._gather(out.addressee, delta)
         out.held = []
 
-    def _gather(self, lease: Lease, delta: Delta) -> None:
-        self._gathered[_addressee(lease)].append(delta)
+    def _gather(self, addressee: tuple[str, str], delta: Delta) -> None:
+        self._gathered[addressee].append(delta)
         if self._flush is None:
             self._flush = asyncio.create_task(self._send_gathered())
 
@@ -155,14 +162,14 @@ class DeltaSender:
             pass
         self._hurry.clear()
         gathered, self._gathered = self._gathered, defaultdict(list)
-        pipe: Any = self._redis.pipeline(transaction=True)  # no inbox without its TTL
-        for addressee, deltas in gathered.items():
-            inbox = self._keys.inbox(addressee[0])
-            fields = {"t": "d", "d": self._encode(addressee, deltas)}
-            pipe.xadd(inbox, fields, maxlen=INBOX_LENGTH, approximate=True)
-            pipe.expire(inbox, INBOX_TTL_S)
+        calls = [
+            scripts.tell(self._keys.inbox(addressee[0]), self._encode(addressee, deltas))
+            for addressee, deltas in gathered.items()
+        ]
         try:
-            await pipe.execute(raise_on_error=False)
+            await self._calls.run_all(calls)
+        except ResponseError:
+            pass  # Redis is full: the job's record will hold the whole answer
         except OUT_OF_REACH:
             # Whether they arrived is not known: the client knows each by its place, and takes none twice.
             self._keep(gathered)
@@ -183,8 +190,3 @@ class DeltaSender:
     def _encode(self, addressee: tuple[str, str], deltas: list[Delta]) -> bytes:
         client, key_id = addressee
         return self._cipher.encrypt(encode_deltas(deltas), deltas_of(client), key_id)
-
-
-def _addressee(lease: Lease) -> tuple[str, str]:
-    """Return who waits for a job, and the id of the key that they encrypted it with ("": none)."""
-    return lease.reply_to, key_id_of(lease.data) or ""

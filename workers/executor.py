@@ -219,7 +219,8 @@ class Executor:
 
     def _listener(self, running: Running, *, sends: bool) -> OnDelta:
         """Return who hears the pieces of an answer."""
-        lease, token, send = running.lease, self._counter.token, self._deltas.send
+        lease, token = running.lease, self._counter.token
+        send = self._deltas.outlet(lease) if sends else None
 
         def on_delta(text: str, chunk: bytes) -> None:
             running.chunks += 1
@@ -229,8 +230,8 @@ class Executor:
                 if not running.streamed:
                     running.streamed = True
                     self._on_begun(lease)
-            if sends:
-                send(lease, text, chunk)
+            if send is not None:
+                send(text, chunk)
             elif running.draft is not None:
                 running.draft.add(text, chunk)
 

@@ -26,6 +26,7 @@ from llmq.scheduler.scripts.claiming import (
     claim,
     first_delta,
     renew,
+    tell,
 )
 from llmq.scheduler.scripts.fleet import Beat, Lead, beat, configure, forget, hold, lead, let_go
 from llmq.scheduler.scripts.settling import Finish, finish, hand_back, retry, settle
@@ -81,5 +82,6 @@ __all__ = [
     "submit_job",
     "submit_lines",
     "sweep",
+    "tell",
     "text",
 ]

@@ -20,6 +20,7 @@ NAMES = (
     "submit_job", "open_batch", "submit_lines", "seal_batch", "claim", "renew", "first_delta", "finish", "retry",
     "hand_back", "sweep", "reap", "cancel_job", "cancel_batch", "pause_batch", "collect", "delete_batch", "delete_job",
     "configure", "beat", "lead", "forget", "lose", "recount", "keep_key", "enter", "stay", "leave", "hold", "let_go",
+    "tell",
 )  # fmt: skip
 
 _WORD = re.compile(r"\w+")

@@ -140,3 +140,8 @@ def first_delta(keys: QueueKeys, consumer: str, lease: Lease, *, inbox: str, dat
     fence = lease.fence
     argv = [consumer, fence.lane, fence.entry, fence.delivery, lease.key, data]
     return Call(script("first_delta"), (*keys.shared, keys.lane(fence.lane), inbox), argv, lambda reply: reply == 1)
+
+
+def tell(keys: QueueKeys, *, inbox: str, data: bytes) -> Call[bool]:
+    """Send deltas of answers that have begun."""
+    return Call(script("tell"), (*keys.shared, inbox), [data], lambda reply: reply == 1)
