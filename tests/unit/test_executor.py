@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -37,9 +38,9 @@ class Deltas:
         self.flushes: list[Fence] = []
         self.forgotten: list[Fence] = []
 
-    def send(self, lease: Lease, text: str, chunk: bytes) -> None:
-        """Take a delta."""
-        self.sent.append(text)
+    def outlet(self, lease: Lease) -> Callable[[str, bytes], None]:
+        """Take deltas."""
+        return lambda text, chunk: self.sent.append(text)
 
     async def flushed(self, fence: Fence) -> None:
         """Nothing is under way."""

@@ -6,15 +6,13 @@ so does a body that came whole. Opening and closing the connection is the busine
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import orjson
 
 from llmq.workers.engines.assembly import BROKEN_OFF, Assembler, usage_of
 from llmq.workers.engines.base import AnswerTooLarge, EngineAnswer, EngineError, EngineUnclear, OnDelta
 from llmq.workers.engines.merge import Tree, load
 from llmq.workers.engines.sorting import as_json, excerpt, sort_error_chunk
-from llmq.workers.engines.sse import Event, EventParser, EventTooLarge
+from llmq.workers.engines.sse import EventParser, EventTooLarge
 
 #: An event may be this much larger than the answer it belongs to: the last one of an endpoint may repeat it whole.
 EVENT_SLACK = 2**20
@@ -28,7 +26,7 @@ NONSENSE = (AttributeError, TypeError, ValueError, LookupError, RecursionError)
 
 
 class StreamReader:
-    """Reads one streamed answer to its end."""
+    """Reads one streamed answer to its end: `feed` it what comes, and `close` it where the stream ends."""
 
     def __init__(self, assembler: Assembler, max_bytes: int, request_id: str, on_delta: OnDelta | None) -> None:
         self._assembler = assembler
@@ -38,39 +36,50 @@ class StreamReader:
         self._received = 0
         self._measure_at = max_bytes
         self._first_id = ""
+        self._parser = EventParser(max_bytes + EVENT_SLACK)
 
-    async def read(self, pieces: AsyncIterator[bytes]) -> EngineAnswer:
-        """Take the stream as it comes; return the whole answer. Raises EngineError."""
-        parser = EventParser(self._max_bytes + EVENT_SLACK)
+    def feed(self, data: bytes) -> EngineAnswer | None:
+        """Take the stream as it comes; return the whole answer with its end. Raises EngineError."""
         try:
-            async for data in pieces:
-                for event in parser.feed(data):
-                    if (answer := self._take(event)) is not None:
-                        return answer
-                self._check_size(len(data))
+            events = self._parser.feed(data)
         except EventTooLarge:
             raise too_large(self._max_bytes) from None
-        for event in parser.close():
-            if (answer := self._take(event)) is not None:
+        for event in events:
+            if (answer := self._take(event.data)) is not None:
+                return answer
+        self._check_size(len(data))
+        return None
+
+    def close(self) -> EngineAnswer:
+        """Take the end of the stream; return the whole answer. Raises EngineError."""
+        for event in self._parser.close():
+            if (answer := self._take(event.data)) is not None:
                 return answer
         # transformers serve sends no [DONE]; what counts is that every choice has finished.
         return self._finish()
 
-    def _take(self, event: Event) -> EngineAnswer | None:
-        if event.data == b"[DONE]":
-            return self._finish()
-        chunk = self._parse(event.data)
+    def _take(self, data: bytes) -> EngineAnswer | None:
+        text = self._assembler.again(data)
+        if text is not None:
+            if self._on_delta is not None:
+                self._on_delta(text, data)
+            return None
+        return self._finish() if data == b"[DONE]" else self._take_in_full(data)
+
+    def _take_in_full(self, data: bytes) -> EngineAnswer | None:
+        chunk = self._parse(data)
         if chunk is None:
             return None
         self._first_id = self._first_id or _id_of(chunk)
         try:
             text = self._assembler.feed(chunk)
         except NONSENSE as error:
-            raise self._garbage(event.data) from error
+            raise self._garbage(data) from error
         if self._assembler.error is not None:
-            return raised(sort_error_chunk(self._assembler.error, event.data, self._id()))
+            return raised(sort_error_chunk(self._assembler.error, data, self._id()))
+        self._assembler.learn(data, chunk)
         if self._on_delta is not None:
-            self._on_delta(text, event.data)
+            self._on_delta(text, data)
         return self._finish() if self._assembler.last else None
 
     def _parse(self, data: bytes) -> Tree | None:

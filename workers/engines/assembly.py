@@ -14,6 +14,7 @@ import orjson
 
 from llmq.scheduler.lease import NO_USAGE, Usage
 from llmq.workers.engines.merge import Fragments, Tree, dump, merge_delta, merge_fields
+from llmq.workers.engines.repetition import Repetition
 
 #: Finish reasons that say that the answer was cut off by the engine, not by the model or a limit.
 BROKEN_OFF = frozenset({"error", "abort"})
@@ -37,6 +38,14 @@ class Assembler(Protocol):
 
     def feed(self, chunk: Tree) -> str:
         """Take the next chunk; return the text that it adds to the first choice, "" for none."""
+        ...
+
+    def again(self, data: bytes) -> str | None:
+        """Take the next chunk unread, if it repeats the last one but for its text, and return that; else None."""
+        ...
+
+    def learn(self, data: bytes, chunk: Tree) -> None:
+        """Look at a chunk that was fed: the next one may repeat it."""
         ...
 
     def body(self) -> bytes:
@@ -64,10 +73,14 @@ def assembler_for(url: str) -> Assembler:
 class ChatAssembler:
     """Chat completions: the `delta` of each choice grows into its `message`."""
 
+    #: The field of a chunk that holds its text.
+    grows = "content"
+
     def __init__(self) -> None:
         self.error: Tree | None = None
         self._fields: Tree = {}
         self._choices: dict[int, Tree] = {}
+        self._repetition = Repetition(self.grows)
 
     @property
     def finished(self) -> bool:
@@ -93,6 +106,17 @@ class ChatAssembler:
                 self._fields[key] = value
         return text
 
+    def again(self, data: bytes) -> str | None:
+        """Take a chunk that adds its text to choice 0, and nothing else that is new."""
+        text = self._repetition.text_of(data)
+        if text is not None:
+            self._text(self._choices[0]).parts.append(text)
+        return text
+
+    def learn(self, data: bytes, chunk: Tree) -> None:
+        """Look at a chunk that was fed."""
+        self._repetition.learn(data, chunk)
+
     def body(self) -> bytes:
         """Return the completion as the engine would have sent it whole."""
         choices = [self._whole(choice) for _, choice in sorted(self._choices.items())]
@@ -104,6 +128,10 @@ class ChatAssembler:
 
     def _object(self) -> str:
         return "chat.completion"
+
+    def _text(self, choice: Tree) -> Fragments:
+        text: Fragments = choice["message"]["content"]
+        return text
 
     def _take_choices(self, choices: list[Tree]) -> str:
         text = ""
@@ -139,8 +167,14 @@ class ChatAssembler:
 class CompletionAssembler(ChatAssembler):
     """Plain completions: the `text` of each choice grows."""
 
+    grows = "text"
+
     def _object(self) -> str:
         return "text_completion"
+
+    def _text(self, choice: Tree) -> Fragments:
+        text: Fragments = choice["text"]
+        return text
 
     def _new_choice(self, index: int) -> Tree:
         return {"index": index, "text": Fragments("")}
@@ -155,7 +189,18 @@ class CompletionAssembler(ChatAssembler):
         return choice
 
 
-class ResponsesAssembler:
+class _ReadInFull:
+    """Of whose chunks none is only a text."""
+
+    def again(self, data: bytes) -> str | None:
+        """Take none."""
+        return None
+
+    def learn(self, data: bytes, chunk: Tree) -> None:
+        """Learn nothing."""
+
+
+class ResponsesAssembler(_ReadInFull):
     """Responses: the last event holds the answer whole; items are kept for engines whose last event omits them."""
 
     def __init__(self) -> None:
@@ -207,7 +252,7 @@ class ResponsesAssembler:
         self.finished = True
 
 
-class MessagesAssembler:
+class MessagesAssembler(_ReadInFull):
     """Anthropic messages: blocks of content grow one after the other inside the message that began."""
 
     def __init__(self) -> None:

@@ -2,21 +2,14 @@
 
 `run` sends one request, streamed wherever the engine can stream (so that closing the connection aborts it), hands the
 chunks on as they come, and returns the whole answer put together. What went wrong is sorted as `sorting.py` says; it
-never retries, follows no redirect, and keeps no connection between requests: an engine closes idle ones, and a request
-that dies on one that was just closed looks like a crash of the engine.
+never retries, and follows no redirect. How bytes come and go is in `wire.py`, what they mean in `answering.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import socket
-from collections.abc import Iterator
-from typing import Any
-
 import aiohttp
 
-from llmq.scheduler.errors import EngineUnavailable
+from llmq.scheduler.errors import EngineUnavailable, UsageError
 from llmq.scheduler.job import Job
 from llmq.workers.engines import probing
 from llmq.workers.engines.answering import StreamReader, as_chunk, raised, too_large, whole_answer
@@ -25,6 +18,7 @@ from llmq.workers.engines.assembly import assembler_for
 from llmq.workers.engines.base import EngineAnswer, EngineGone, EngineInfo, EngineLoad, EngineUnclear, OnDelta
 from llmq.workers.engines.merge import load
 from llmq.workers.engines.sorting import sort_status, speaks_of_death
+from llmq.workers.engines.wire import Address, Wire, is_sayable
 
 MAX_ANSWER_BYTES = 8 * 2**20
 
@@ -33,9 +27,6 @@ CONNECT_TIMEOUT = 5.0
 
 #: After an unclear error: how long the engine may take to show that it lives. Slower is not dead.
 LIFE_SIGN_TIMEOUT = 2.0
-
-#: A host that vanished without a word is noticed after 30 s: without this a dead stream is waited on for ever.
-KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 class HttpEngine:
@@ -58,7 +49,12 @@ class HttpEngine:
         self.url = base_url(url)
         self._api_key = api_key
         self._max_answer_bytes = max_answer_bytes
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout, sock_read=idle_timeout)
+        self._address = Address(self.url, connect_timeout, idle_timeout)
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            if not is_sayable(api_key):
+                raise UsageError("the engine's API key: expected printable ASCII, as a header can hold it")
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None
         self._models: tuple[str, ...] | None = None
 
@@ -94,33 +90,26 @@ class HttpEngine:
             self._session = None
 
     async def _exchange(self, request: Request, on_delta: OnDelta | None) -> EngineAnswer:
-        with _foreign_errors(self.url):
-            async with self._open_session().post(
-                f"{self.url}{request.path}",
-                # As a file it is written piece by piece: a large body does not hold up the other streams.
-                data=io.BytesIO(request.body),
-                headers={"Content-Type": "application/json"},
-                timeout=self._timeout,
-                allow_redirects=False,
-            ) as response:
-                try:
-                    return await self._read(request, response, on_delta)
-                finally:
-                    # Not released: what the engine still has to say is of no use, and it must notice at once.
-                    response.close()
+        wire = await self._address.open()
+        try:
+            await wire.send(self._address.post(request.path, self._headers, len(request.body)), request.body)
+            return await self._read(request, wire, on_delta)
+        finally:
+            wire.close()
 
-    async def _read(self, request: Request, response: aiohttp.ClientResponse, on_delta: OnDelta | None) -> EngineAnswer:
-        request_id = response.headers.get("x-request-id", "")
-        if not 200 <= response.status < 300:
-            body = await _read_bounded(response, self._max_answer_bytes)
-            return raised(sort_status(response.status, body, request_id, response.headers.get("Retry-After")))
-        if response.content_type == "text/event-stream":
-            reader = StreamReader(assembler_for(request.path), self._max_answer_bytes, request_id, on_delta)
-            return await reader.read(response.content.iter_any())
-        body = await _read_bounded(response, self._max_answer_bytes + 1)
-        if len(body) > self._max_answer_bytes:
-            raise too_large(self._max_answer_bytes)
-        answer = whole_answer(response.status, body, request_id)
+    async def _read(self, request: Request, wire: Wire, on_delta: OnDelta | None) -> EngineAnswer:
+        head, limit = await wire.head(), self._max_answer_bytes
+        request_id = head.headers.get("x-request-id", "")
+        if not 200 <= head.status < 300:
+            refusal = sort_status(head.status, await wire.read(limit), request_id, head.headers.get("retry-after"))
+            return raised(refusal)
+        if head.content_type == "text/event-stream":
+            reader = StreamReader(assembler_for(request.path), limit, request_id, on_delta)
+            return await wire.body(reader.feed, reader.close)
+        body = await wire.read(limit + 1)
+        if len(body) > limit:
+            raise too_large(limit)
+        answer = whole_answer(head.status, body, request_id)
         if request.streams and on_delta is not None and (chunk := as_chunk(load(answer.body))):
             on_delta(*chunk)
         return answer
@@ -154,61 +143,15 @@ class HttpEngine:
         return page.status in (502, 503, 504)
 
     def _open_session(self) -> aiohttp.ClientSession:
-        """Return the session; it is made on first use, inside the running loop."""
+        """Return the session for questions about the engine; it is made on first use, inside the running loop."""
         if self._session is None:
             headers = {"Accept-Encoding": "identity"}
             if self._api_key is not None:
                 headers["Authorization"] = f"Bearer {self._api_key}"
             self._session = aiohttp.ClientSession(
-                # No limit: the worker's slots are the limit. No reuse: see the head of this module.
-                connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_watched_socket),
+                # No reuse: an engine that closes an idle connection is not taken for one that is gone.
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=headers,
             )
         return self._session
-
-
-async def _read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """Read at most `limit` bytes of a body."""
-    pieces: list[bytes] = []
-    left = limit
-    while left > 0 and (data := await response.content.read(left)):
-        pieces.append(data)
-        left -= len(data)
-    return b"".join(pieces)
-
-
-@contextlib.contextmanager
-def _foreign_errors(url: str) -> Iterator[None]:
-    """Say aiohttp's errors in the words of `base.py`.
-
-    Only a connection that never came about proves that nothing is in flight. One that was lost before an answer may
-    have delivered the request: counting it as in flight bounds how often a request that kills engines is sent again.
-    What ends a request is told to whoever sent it, and so does not say where the engine is.
-    """
-    try:
-        yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        raise EngineGone(f"no connection to the engine at {url}: {_reason(error)}", in_flight=False) from error
-    except aiohttp.SocketTimeoutError as error:
-        raise EngineUnclear(f"the engine fell silent in mid-answer: {_reason(error)}") from error
-    except (aiohttp.ClientPayloadError, aiohttp.ClientConnectionError) as error:
-        raise EngineGone(f"the engine was lost with the request in flight: {_reason(error)}", in_flight=True) from error
-    except aiohttp.ClientError as error:
-        raise EngineUnclear(f"what the engine sent is no HTTP answer: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    told = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
-    return told or type(error).__name__
-
-
-def _watched_socket(address: Any) -> socket.socket:
-    """Make a socket on which the kernel checks that the peer is there."""
-    family, kind, protocol, *_ = address
-    watched = socket.socket(family, kind, protocol)
-    watched.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE:
-        if hasattr(socket, name):
-            watched.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return watched

@@ -7,7 +7,7 @@ line iterators of str, which split there, break LLM answers. Nothing here knows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -16,8 +16,7 @@ class EventTooLarge(ValueError):
     """One event is larger than the parser may hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One event: its name ("" where none was given) and its data, lines joined with LF."""
 
     name: str
@@ -42,6 +41,8 @@ class EventParser:
 
     def feed(self, data: bytes) -> list[Event]:
         """Take bytes as they came; return the events that they end. Raises EventTooLarge."""
+        if (events := self._whole_lines(data)) is not None:
+            return events
         if self._after_cr and data:
             # The CR ended its line when it came; an LF that follows belongs to it.
             self._after_cr = False
@@ -60,6 +61,20 @@ class EventParser:
         for event in events:
             self._hold(len(event.data))
         self._hold(sum(map(len, self._tail)) + sum(map(len, self._data)))
+        return events
+
+    def _whole_lines(self, data: bytes) -> list[Event] | None:
+        """Return the events of bytes that are whole events of one `data:` line each, as most are; None for others."""
+        if self._tail or self._data or self._name or self._first_line or self._after_cr:
+            return None
+        if not data.endswith(b"\n\n") or b"\r" in data:
+            return None
+        lines = data[:-2].split(b"\n\n")
+        events = []
+        for line in lines:
+            if not line.startswith(b"data: ") or b"\n" in line or len(line) > self._max_event_bytes:
+                return None
+            events.append(Event("", line[6:]))
         return events
 
     def close(self) -> list[Event]:
