@@ -53,6 +53,10 @@ def gateway(
     cors: Annotated[
         list[str] | None, typer.Option("--cors-origin", metavar="URL", help="Let web pages of this origin call it.")
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", metavar="NAME", help="While there are no keys: another name it is served as."),
+    ] = None,
     grace: Grace = None,
     log_level: LogLevel = None,
     redis: RedisUrl = None,
@@ -80,6 +84,7 @@ def gateway(
         direct=direct,
         gateway_files=files,
         cors_origins=cors or None,
+        allow_hosts=allow_host or None,
         grace=grace,
         log_level=log_level,
         redis_url=redis,
@@ -127,6 +132,8 @@ def _options(settings: Settings, *, open_without_keys: bool) -> GatewayOptions:
         max_body_bytes=settings.max_body_bytes,
         max_connections=settings.max_connections,
         cors_origins=settings.cors_origins,
+        # An address that other hosts reach has names that nobody here knows.
+        hosts=(settings.listen_host, *settings.allow_hosts) if _is_loopback(settings.listen_host) else None,
         files=settings.gateway_files,
         home=settings.home,
         input_limits=Limits(settings.max_file_bytes, settings.max_line_bytes, settings.max_batch_lines),

@@ -19,6 +19,7 @@ from llmq.gateway.admission import Admission
 from llmq.gateway.body_guard import Pace
 from llmq.gateway.boundary import Boundary
 from llmq.gateway.call import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES
+from llmq.gateway.host_guard import HostGuard
 from llmq.gateway.inference import Inference, Service
 
 #: What scripts of a web page may read beside the body, and send.
@@ -27,12 +28,14 @@ _EXPOSED = ("x-request-id", "x-llmq-job-id", "x-llmq-direct", "retry-after")
 
 @dataclass(frozen=True, slots=True)
 class WebLimits:
-    """What the boundary goes by: the largest body, larger ones of some routes, how slowly they come, and CORS."""
+    """What the boundary goes by: the largest body, larger ones of some routes, how slowly they come, CORS, and the
+    guard against web pages of strangers (None: there is none)."""
 
     max_body_bytes: int
     larger_bodies: Mapping[str, int] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
     cors_origins: Sequence[str] = ()
+    guard: HostGuard | None = None
 
 
 def build_app(service: Service, routes: Sequence[BaseRoute], admission: Admission, limits: WebLimits) -> ASGIApp:
@@ -42,7 +45,12 @@ def build_app(service: Service, routes: Sequence[BaseRoute], admission: Admissio
     ]
     router = Router([*inference, *routes], redirect_slashes=False, default=_not_found)
     boundary: ASGIApp = Boundary(
-        _WithApp(router), admission, limit=limits.max_body_bytes, limits=limits.larger_bodies, pace=limits.pace
+        _WithApp(router),
+        admission,
+        limit=limits.max_body_bytes,
+        limits=limits.larger_bodies,
+        pace=limits.pace,
+        guard=limits.guard,
     )
     if not limits.cors_origins:
         return boundary

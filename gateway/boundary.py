@@ -18,9 +18,11 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from llmq.gateway.admission import Admission
-from llmq.gateway.body_writer import BodyWriter, writer_of
 from llmq.gateway.body_guard import BodyGuard, Message, Pace, Receive
+from llmq.gateway.body_writer import BodyWriter, writer_of
 from llmq.gateway.errors import ApiError
+from llmq.gateway.host_guard import HostGuard
+from llmq.gateway.http_metrics import REFUSED
 from llmq.gateway.translation import api_error
 
 Send = Callable[[Message], Awaitable[None]]
@@ -46,12 +48,14 @@ class Boundary:
         limit: int,
         limits: Mapping[str, int] | None = None,
         pace: Pace | None = None,
+        guard: HostGuard | None = None,
     ) -> None:
         self._app = app
         self._admission = admission
         self._limit = limit
         self._limits = dict(limits or {})
         self._pace = pace or Pace()
+        self._guard = guard
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; anything else (the lifespan) passes."""
@@ -63,6 +67,8 @@ class Boundary:
         state = scope.setdefault("state", {})
         state["exchange"] = exchange
         try:
+            if self._guard is not None:
+                self._guard.check(headers)
             _check_encoding(headers.get(b"content-encoding", b""))
             guard = BodyGuard(receive, _length(headers), self._limit_of(scope["path"]), self._pace)
             if scope["path"].startswith("/v1"):
@@ -84,6 +90,7 @@ class Boundary:
             _log.log(logging.ERROR if unforeseen else logging.INFO, "%s: %s", about, error, exc_info=unforeseen)
         if exchange.begun:
             raise error  # the server closes the connection: a half answer must not look like a whole one
+        scope["state"][REFUSED] = answer.code or ""
         await exchange.answer(answer.status, answer.body(), answer.headers)
 
     def _limit_of(self, path: str) -> int:
@@ -142,7 +149,15 @@ class Exchange:
 
 
 _READ_HEADERS = frozenset(
-    {b"authorization", b"content-encoding", b"content-length", b"transfer-encoding", b"x-request-id"}
+    {
+        b"authorization",
+        b"content-encoding",
+        b"content-length",
+        b"host",
+        b"origin",
+        b"transfer-encoding",
+        b"x-request-id",
+    }
 )
 
 

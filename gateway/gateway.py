@@ -21,7 +21,6 @@ from typing import Any, Protocol
 from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
 
 from llmq.gateway.app import WebLimits, build_app
 from llmq.gateway.batch.conductor import Limits
@@ -36,6 +35,7 @@ from llmq.gateway.contact import Contact
 from llmq.gateway.direct import Direct
 from llmq.gateway.errors import ApiError
 from llmq.gateway.fleet import Fleet
+from llmq.gateway.host_guard import HostGuard
 from llmq.gateway.http_metrics import HttpMetrics
 from llmq.gateway.http_server import HEAD_S, STALL_S, HttpServer
 from llmq.gateway.inference import Service
@@ -46,6 +46,7 @@ from llmq.gateway.models import model_routes
 from llmq.gateway.openapi import openapi_routes
 from llmq.gateway.ops import ops_routes
 from llmq.gateway.vigil import Patience, Watchtower
+from llmq.scheduler.calling import ScriptCalls
 from llmq.scheduler.connection import connect, redis_errors
 from llmq.scheduler.keyring import NO_KEYS, Keyring
 from llmq.scheduler.queue import Queue
@@ -90,6 +91,7 @@ class GatewayOptions:
     """What a gateway goes by; times in seconds. `direct` is the engine to ask while Redis is away.
 
     `open_without_keys` lets anybody in, as `tenant`, while no API key has been made.
+    `hosts` are the names beside this host's own that it is then served as; None: any.
     `files` is where files and batches are kept: a folder or a URL of fsspec; None: a folder in `home`.
     """
 
@@ -101,6 +103,7 @@ class GatewayOptions:
     max_body_bytes: int = 16 * 2**20
     max_connections: int = 10_000
     cors_origins: Sequence[str] = ()
+    hosts: Sequence[str] | None = ()
     direct: str | None = None
     files: str | None = None
     home: Path = field(default_factory=lambda: load_settings({}).settings.home)
@@ -171,6 +174,7 @@ async def serve(
             head_s=options.head_s,
             stall_s=options.stall_s,
             last_s=options.grace + LAST_WORDS_S,
+            on_refused=app.refused,
         )
         cut_off = await _serve_until_stopped(server, sockets, stop, options.grace, tower, on_ready)
         await canceller.flush(LAST_WORDS_S)
@@ -183,7 +187,8 @@ async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitSta
     reader = connect(url, blocking_s=BLOCK_S, max_connections=1, client_name="llmq-gateway-inbox")
     stack.push_async_callback(reader.aclose)
     most = options.max_body_bytes + 2**16  # the job is more than its body
-    queue = Queue(redis, options.queue, max_body_bytes=most, keyring=options.keyring)
+    calls = ScriptCalls(redis)
+    queue = Queue(redis, options.queue, max_body_bytes=most, calls=calls, keyring=options.keyring)
     client_id = uuid.uuid4().hex
     listener = Listener(queue, reader, client_id)
     stack.push_async_callback(listener.close)
@@ -217,7 +222,7 @@ def _compose(
     tower: Watchtower,
     additions: Sequence[Addition],
     stack: AsyncExitStack,
-) -> ASGIApp:
+) -> HttpMetrics:
     options = foundation.options
     direct = Direct(options.direct, options.engine_api_key) if options.direct else None
     if direct is not None:
@@ -237,7 +242,13 @@ def _compose(
         Service(jobs, foundation.admission, tower, direct),
         [*openapi_routes(described), *(route for added in additions for route in added.routes)],
         foundation.admission,
-        WebLimits(options.max_body_bytes, larger, options.pace, options.cors_origins),
+        WebLimits(
+            options.max_body_bytes,
+            larger,
+            options.pace,
+            options.cors_origins,
+            HostGuard(lambda: foundation.admission.open_to_all, options.hosts, options.cors_origins),
+        ),
     )
     return HttpMetrics(app, foundation.registry)
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httptools
@@ -55,6 +55,7 @@ class GuardedProtocol(HttpToolsProtocol):
     max_connections = 10_000
     head_s = HEAD_S
     stall_s = STALL_S
+    on_refused: Callable[[int, str], object] = staticmethod(lambda status, reason: None)
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _in_head = True
@@ -96,7 +97,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._end_head()
             super().on_headers_complete()
             if self.cycle is not None and self.cycle.scope is self.scope:
-                self.scope.setdefault("extensions", {})[EXTENSION] = BodyWriter(self.cycle)
+                extensions: dict[str, Any] = self.scope.setdefault("extensions", {})  # type: ignore[assignment]
+                extensions[EXTENSION] = BodyWriter(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body has come."""
@@ -173,6 +175,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()  # an answer is under way: nothing may be written into it
             return
+        self.on_refused(error.status, error.code or "")
         body = error.body()
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | error.headers).items())
@@ -187,7 +190,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 class HttpServer:
-    """Serves `app` on sockets that listen already."""
+    """Serves `app` on sockets that listen already.
+
+    `on_refused` is told status and code of what is answered without the application.
+    """
 
     def __init__(
         self,
@@ -198,8 +204,10 @@ class HttpServer:
         stall_s: float = STALL_S,
         idle_s: float = IDLE_S,
         last_s: float | None = None,
+        on_refused: Callable[[int, str], object] = lambda status, reason: None,
     ) -> None:
         limits: dict[str, Any] = {"max_connections": max_connections, "head_s": head_s, "stall_s": stall_s}
+        limits["on_refused"] = staticmethod(on_refused)
         protocol = type("Protocol", (GuardedProtocol,), limits)
         self._server = _Server(
             uvicorn.Config(

@@ -59,6 +59,11 @@ class KeyedAdmission:
         """Whether a key has ever been made for this queue: from then on callers need one. Raises RedisUnavailable."""
         return await self._known.required()
 
+    @property
+    def open_to_all(self) -> bool:
+        """Whether anybody is let in now, as far as is known: no key has ever been made."""
+        return self._anybody is not None and not self._known.seen
+
     async def identify(self, authorization: str | None) -> Caller:
         """Return who calls, by the Authorization header. Raises ApiError (401, 503)."""
         secret = _bearer(authorization)

@@ -41,6 +41,11 @@ class KnownKeys:
         self._reading = asyncio.Lock()
         self._required = False
 
+    @property
+    def seen(self) -> bool:
+        """Whether a key was ever seen by this process."""
+        return self._required
+
     async def required(self, key_id: str | None = None) -> bool:
         """Whether callers need a key: one has been made, now or at any time that this process remembers.
 

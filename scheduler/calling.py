@@ -1,4 +1,4 @@
-"""Calling scripts over connections that are kept: the hot path of submit and claim.
+"""Calling over connections that are kept: the hot path of submit, claim and deltas.
 
 redis-py takes a connection from its pool for each command, looks whether it can still be used, and gives it back, with
 locks, timers and records of its own around it. That takes a producer as long as all else that it does for a submit, and
@@ -28,11 +28,10 @@ MOST_KEPT = 4
 _FOR: tuple[str, ...] = ("EVALSHA",) if redis.VERSION < (5, 3) else ()
 
 
-class ScriptCalls:
-    """Calls scripts for whoever holds it; make one for a client, not for a call: it keeps connections of its pool.
+class KeptConnections:
+    """Connections of a client's pool that stay in hand between commands; they are closed with the client.
 
-    They are closed with the client. Of several servers (Sentinel, Cluster) the right one is found for each command:
-    there every call goes the client's own way.
+    Of several servers (Sentinel, Cluster) the right one is found for each command: there none is kept.
     """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
@@ -40,44 +39,17 @@ class ScriptCalls:
         self._kept: list[Any] = []
         self._left = 0 if isinstance(client, Routed) else MOST_KEPT
 
-    async def run(self, call: Call[T]) -> T:
-        """Make one call; as `scripts.run`."""
-        if not self._kept and not self._left:
-            return await scripts.run(self._client, call)
-        (reply,) = await self._exchange([call])
-        if isinstance(reply, NoScriptError):
-            return await scripts.run(self._client, call)
-        if isinstance(reply, Exception):
-            raise reply
-        return call.read(reply)
+    @property
+    def one_is_free(self) -> bool:
+        """Whether there is a connection for `exchange` now."""
+        return bool(self._kept or self._left)
 
-    async def run_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Make several calls in one trip; as `scripts.run_all`."""
-        if len(calls) == 1:
-            return [await self.run(calls[0])]
-        if not self._kept and not self._left:
-            return await scripts.run_all(self._client, calls)
-        replies = await self._exchange(calls)
-        for position, (call, reply) in enumerate(zip(calls, replies, strict=True)):
-            if isinstance(reply, NoScriptError):  # it did not run: sending it again is safe
-                replies[position] = await self._load(call)
-            elif not isinstance(reply, Exception):
-                replies[position] = call.read(reply)
-        return replies
-
-    async def _load(self, call: Call[Any]) -> Any:
-        try:
-            return await scripts.run(self._client, call)
-        except ResponseError as error:
-            return error
-
-    async def _exchange(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """Send calls together and return their replies, errors of the server among them."""
+    async def exchange(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Send commands together and return their replies, errors of the server among them."""
         connection = await self._take()
         try:
-            packet = [part for call in calls for part in connection.pack_command(*_command(call))]
-            await connection.send_packed_command(packet)
-            replies = [await _reply(connection) for _ in calls]
+            await connection.send_packed_command([part for it in commands for part in connection.pack_command(*it)])
+            replies = [await _reply(connection) for _ in commands]
         except BaseException:  # also a cancel: a reply that was not read may not be taken for the next one
             await connection.disconnect(nowait=True)
             self._left += 1
@@ -95,6 +67,48 @@ class ScriptCalls:
         except BaseException:
             self._left += 1
             raise
+
+
+class ScriptCalls:
+    """Calls scripts for whoever holds it; make one for a client, not for a call: it keeps connections of its pool.
+
+    Where none can be kept, every call goes the client's own way.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+        self._connections = KeptConnections(client)
+
+    async def run(self, call: Call[T]) -> T:
+        """Make one call; as `scripts.run`."""
+        if not self._connections.one_is_free:
+            return await scripts.run(self._client, call)
+        (reply,) = await self._connections.exchange([_command(call)])
+        if isinstance(reply, NoScriptError):
+            return await scripts.run(self._client, call)
+        if isinstance(reply, Exception):
+            raise reply
+        return call.read(reply)
+
+    async def run_all(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        """Make several calls in one trip; as `scripts.run_all`."""
+        if len(calls) == 1:
+            return [await self.run(calls[0])]
+        if not self._connections.one_is_free:
+            return await scripts.run_all(self._client, calls)
+        replies = await self._connections.exchange([_command(call) for call in calls])
+        for position, (call, reply) in enumerate(zip(calls, replies, strict=True)):
+            if isinstance(reply, NoScriptError):  # it did not run: sending it again is safe
+                replies[position] = await self._load(call)
+            elif not isinstance(reply, Exception):
+                replies[position] = call.read(reply)
+        return replies
+
+    async def _load(self, call: Call[Any]) -> Any:
+        try:
+            return await scripts.run(self._client, call)
+        except ResponseError as error:
+            return error
 
 
 def _command(call: Call[Any]) -> tuple[Any, ...]:

@@ -89,7 +89,9 @@ class DeltaOrder:
             self._ready = []
             self._shown_any = True
             self._shown += [delta.text for delta in ready]
-            self._kept_bytes = sum(len(delta.chunk) + len(delta.text) for delta in self._early.values()) if self._early else 0
+            self._kept_bytes = (
+                sum(len(delta.chunk) + len(delta.text) for delta in self._early.values()) if self._early else 0
+            )
         return ready
 
     def give_up(self) -> None:

@@ -162,6 +162,9 @@ class Settings(BaseModel):
     cors_origins: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
     """Origins whose web pages may call a gateway; none by default."""
 
+    allow_hosts: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    """Names beside this host's own by which a gateway is served while no API key has been made; `*` is any."""
+
     max_connections: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=1_000_000)] = 10_000
     """Connections of clients that a gateway holds at a time."""
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
+from llmq.scheduler.calling import KeptConnections
 from llmq.scheduler.cipher import deltas_of
 from llmq.scheduler.errors import EncodingError, KeyMissing, LLMQError
 from llmq.scheduler.inbox import decode_deltas
@@ -47,6 +48,7 @@ class Listener:
     def __init__(self, queue: Queue, reader: Redis, client_id: str) -> None:
         self.queue = queue
         self._reader = reader
+        self._connections = KeptConnections(reader)
         self._inbox = queue.keys.inbox(client_id)
         self._deltas_of = deltas_of(client_id)
         self._watches: weakref.WeakValueDictionary[str, Watch] = weakref.WeakValueDictionary()
@@ -127,23 +129,36 @@ class Listener:
                     self._lookout.look_at_all()
                     broken = False
                     pause.reset()
-                reply = await cast(Any, self._reader).xread(
-                    {self._inbox: last}, count=READ_COUNT, block=round(BLOCK_S * 1000)
-                )
+                entries = await self._read_from(last)
             except AWAY:
                 broken = True
                 self.deaf_since = self.deaf_since or time.monotonic()
                 await pause()
                 continue
             self.deaf_since = None
-            for _, entries in reply or ():
-                told: set[Watch] = set()
-                for entry, fields in entries:
-                    last = entry
-                    self._hear(fields, told)
-                # What came together is told together; ends have told themselves.
-                for watch in told:
-                    watch.tell()
+            told: set[Watch] = set()
+            for entry, fields in entries:
+                last = entry
+                self._hear(fields, told)
+            # What came together is told together; ends have told themselves.
+            for watch in told:
+                watch.tell()
+
+    async def _read_from(self, last: bytes) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
+        """Return the entries after `last`; none where none came in a while."""
+        block = round(BLOCK_S * 1000)
+        if not self._connections.one_is_free:
+            reply = await cast(Any, self._reader).xread({self._inbox: last}, count=READ_COUNT, block=block)
+            return list(reply[0][1]) if reply else []
+        command = "XREAD", "COUNT", READ_COUNT, "BLOCK", block, "STREAMS", self._inbox, last
+        (reply,) = await self._connections.exchange([command])
+        if isinstance(reply, Exception):
+            raise reply
+        if not reply:
+            return []
+        # The one stream: a pair in a list, or with RESP3 in a map.
+        entries = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
+        return [(entry, dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in entries]
 
     async def _resume_from(self, last: bytes) -> bytes:
         """After a break: a Redis that came back empty, or another one, may count from an earlier time."""

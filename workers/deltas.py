@@ -79,9 +79,7 @@ class DeltaSender:
         if not lease.reply_to:
             return None
         addressee = lease.reply_to, key_id_of(lease.data) or ""
-        out = self._outgoing[lease.fence] = _Outgoing(
-            lease, addressee, begun=lease.cls is not TrafficClass.INTERACTIVE
-        )
+        out = self._outgoing[lease.fence] = _Outgoing(lease, addressee, begun=lease.cls is not TrafficClass.INTERACTIVE)
         job, delivery = lease.key, lease.fence.delivery
 
         def send(text: str, chunk: bytes) -> None:
@@ -163,7 +161,7 @@ class DeltaSender:
         self._hurry.clear()
         gathered, self._gathered = self._gathered, defaultdict(list)
         calls = [
-            scripts.tell(self._keys.inbox(addressee[0]), self._encode(addressee, deltas))
+            scripts.tell(self._keys, inbox=self._keys.inbox(addressee[0]), data=self._encode(addressee, deltas))
             for addressee, deltas in gathered.items()
         ]
         try:

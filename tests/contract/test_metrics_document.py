@@ -42,6 +42,7 @@ def gateway_families() -> Iterable[Metric]:
     metrics = HttpMetrics(cast(Any, None), registry)
     metrics._requests.labels("r", "GET", "2xx").inc()
     metrics._seconds.labels("r").observe(1)
+    metrics.refused(429, "queue_full")
     return cast(Collector, registry).collect()
 
 

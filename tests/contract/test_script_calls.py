@@ -93,7 +93,7 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
         scripts.first_delta(QUEUE, "w1", JOB, inbox=QUEUE.inbox("c1"), data=b"delta"),
         {"consumer": "w1", "lane": "i:ann", "entry": "8-1", "delivery": 3, "id": "j1", "data": b"delta"},
     ),
-    (scripts.tell(QUEUE.inbox("c1"), b"deltas"), {"deltas": b"deltas"}),
+    (scripts.tell(QUEUE, inbox=QUEUE.inbox("c1"), data=b"deltas"), {"deltas": b"deltas"}),
     (
         scripts.finish(
             QUEUE,

@@ -171,7 +171,7 @@ def events(data: bytes) -> None:
 def answers(data: bytes) -> None:
     """What an engine sends: streams of all endpoints, whole bodies, refusals. What counts as an answer is JSON."""
     for url in ENDPOINTS:
-        asyncio.run(_stream(url, data))
+        _stream(url, data)
     for status in (200, 400, 429, 500):
         try:
             if status == 200:
@@ -188,13 +188,12 @@ def answers(data: bytes) -> None:
     seconds_of(data.decode(errors="replace"))
 
 
-async def _stream(url: str, data: bytes) -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        for first in range(0, len(data), 50):
-            yield data[first : first + 50]
-
+def _stream(url: str, data: bytes) -> None:
+    reader = StreamReader(assembler_for(url), 4000, "", lambda text, chunk: None)
+    pieces = (data[first : first + 50] for first in range(0, len(data), 50))
     try:
-        answer = await StreamReader(assembler_for(url), 4000, "", lambda text, chunk: None).read(pieces())
+        answer = next((answer for piece in pieces if (answer := reader.feed(piece)) is not None), None)
+        answer = answer if answer is not None else reader.close()
         orjson.loads(answer.body)
     except EngineError as error:
         orjson.loads(getattr(error, "body", b"") or b"null")

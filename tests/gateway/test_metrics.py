@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any, cast
 
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 from redis.asyncio import Redis
 
-from llmq.gateway.http_metrics import route_of
+from llmq.gateway.http_metrics import MOST_REASONS, HttpMetrics, route_of
 from llmq.scheduler.api_keys import ApiKeys
 from llmq.scheduler.queue import Queue
 from tests.conftest import OwnServer
@@ -132,3 +135,31 @@ async def _chat(front: Gateway) -> int:
     async with front.chat() as response:
         await response.read()
         return int(response.status)
+
+
+async def test_refusals_are_counted_by_status_and_reason(front: Gateway) -> None:
+    """Those of the routes, and those that the server makes before any route: by code, never by what a client sent."""
+    async with front.post("/v1/chat/completions", b"no json") as response:
+        assert 400 == response.status
+    async with front.chat(headers={"Host": "evil.example"}) as response:
+        assert 403 == response.status
+    async with front.get("/of/no/route") as response:
+        assert 404 == response.status
+    reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    writer.write(b"this is no HTTP\r\n\r\n")
+    await reader.read()
+    writer.close()
+    found = await scrape(front)
+    expected = {("400", "invalid_json"), ("403", "host_not_allowed"), ("404", "not_found"), ("400", "bad_request")}
+    for status, reason in expected:
+        assert 1 == found.value("llmq_gateway_refusals_total", status=status, reason=reason)
+
+
+def test_reasons_are_bounded() -> None:
+    """Whatever codes there come to be, a scrape stays small."""
+    registry = CollectorRegistry()
+    metrics = HttpMetrics(cast(Any, None), registry)
+    for number in range(1000):
+        metrics.refused(502, f"code-{number}")
+    (family,) = (family for family in cast(Collector, registry).collect() if family.name == "llmq_gateway_refusals")
+    assert len({sample.labels["reason"] for sample in family.samples}) <= MOST_REASONS + 1

@@ -41,6 +41,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "flex_timeout": 600.0,
         "direct": None,
         "cors_origins": (),
+        "allow_hosts": (),
         "gateway_files": None,
         "max_file_bytes": 200_000_000,
         "max_batch_lines": 50_000,

@@ -34,15 +34,15 @@ class Repetition:
         if len(data) < self._least or not data.startswith(self._head) or not data.endswith(self._tail):
             return None
         middle = data[len(self._head) : len(data) - len(self._tail)]
-        if b'"' in middle:
-            return None
-        self._in_vain = 0
         try:
             text = middle.decode()
-            # Of what is not printable some is no JSON; let who knows decide.
-            return text if b"\\" not in middle and text.isprintable() else str(orjson.loads(b'"%b"' % middle))
+            # Of the rest some is escaped, and some no JSON; let who knows decide.
+            if b'"' in middle or b"\\" in middle or not text.isprintable():
+                text = str(orjson.loads(b'"%b"' % middle))
         except ValueError:
             return None
+        self._in_vain = 0
+        return text
 
     def learn(self, data: bytes, chunk: Tree) -> None:
         """Take a chunk that was read in full: what comes next may repeat it."""

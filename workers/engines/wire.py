@@ -291,5 +291,3 @@ class Wire(asyncio.Protocol):
 def is_sayable(value: str) -> bool:
     """Whether a text can be the value of a header."""
     return value.isprintable() and value.isascii()
-
-
