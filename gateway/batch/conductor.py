@@ -22,7 +22,7 @@ from llmq.gateway.batch.batch_object import ENDS, Outcome, ended_object, extra_o
 from llmq.gateway.batch.clock import QueueClock
 from llmq.gateway.batch.examination import InputFault, examine, fault_of_file
 from llmq.gateway.batch.facts import Accepted, Ledger, Mark, Order
-from llmq.gateway.batch.files import Files
+from llmq.gateway.batch.files import KEEP_INPUT_S, Files
 from llmq.gateway.batch.finishing import Ending, Finishing, has_gaps
 from llmq.gateway.batch.gathering import Gathering
 from llmq.gateway.batch.hold import Hold, HoldLost
@@ -115,7 +115,7 @@ class Conductor:
         cancel_at = (await self._ledger.facts(order.tenant, order.id)).cancel_at
         if cancel_at is not None:
             outcome = Outcome("cancelled", None, int(await self._clock.now()), cancel_at)
-            await self._ledger.end(order, ended_object(order, None, outcome))
+            await self._end(order, None, outcome)
             return None
         if examined.faults:
             await self._fail(order, list(examined.faults))
@@ -125,8 +125,7 @@ class Conductor:
         return accepted
 
     async def _fail(self, order: Order, faults: list[InputFault]) -> None:
-        outcome = Outcome("failed", None, int(await self._clock.now()), faults=faults)
-        await self._ledger.end(order, ended_object(order, None, outcome))
+        await self._end(order, None, Outcome("failed", None, int(await self._clock.now()), faults=faults))
 
     @contextlib.asynccontextmanager
     async def _input(self, order: Order) -> AsyncGenerator[InputFile, None]:
@@ -222,7 +221,15 @@ class Conductor:
         async with contextlib.AsyncExitStack() as stack:
             file = await stack.enter_async_context(self._input(order)) if has_gaps(chain, accepted) else None
             outcome = await finishing.finish(chain, file, await self._clock.now())
-        await self._ledger.end(order, ended_object(order, accepted, outcome), finishing.sequence)
+        await self._end(order, accepted, outcome, finishing.sequence)
+
+    async def _end(self, order: Order, accepted: Accepted | None, outcome: Outcome, sequence: bytes = b"") -> None:
+        """Write the last fact. What is known of a batch goes with its files; where it has made none, as inputs do."""
+        keep_s = order.keep_s
+        if keep_s is None and outcome.output_file_id is None and outcome.error_file_id is None:
+            keep_s = KEEP_INPUT_S
+        goes_at = None if keep_s is None else int(await self._clock.now()) + keep_s
+        await self._ledger.end(order, ended_object(order, accepted, outcome), sequence, goes_at=goes_at)
 
     async def _clear_away(self, batch_id: str) -> None:
         """Remove what only a batch that has not ended needs; its mark is the last, so that nothing is left behind."""

@@ -91,8 +91,12 @@ class Ledger:
         """Take that back: the batch had ended before."""
         await self._storage.remove(places.fact(order.tenant, order.id, "cancel"))
 
-    async def end(self, order: Order, ended: Mapping[str, Any], sequence: bytes = b"") -> None:
-        """Write down how the batch has ended."""
+    async def end(
+        self, order: Order, ended: Mapping[str, Any], sequence: bytes = b"", *, goes_at: int | None = None
+    ) -> None:
+        """Write down how the batch has ended, and when all that is known of it goes (None: it stays)."""
+        if goes_at is not None:  # first, so that no batch escapes the janitor
+            await self._storage.write(places.expiring(goes_at, order.id), orjson.dumps({"tenant": order.tenant}))
         if sequence:
             await self._storage.write(places.sequence(order.tenant, order.id), sequence)
         await self._write(order, "ended", ended)
@@ -101,6 +105,23 @@ class Ledger:
         """Remove what only a batch that has not ended needs."""
         await self._storage.remove_folder(places.parts_of(batch_id))
         await self._storage.remove(places.open_mark(batch_id))
+
+    async def delete_expired(self, now: float, in_use: set[str]) -> int:
+        """Remove what is known of batches whose time is over, except those not cleared away yet; return how many."""
+        removed = 0
+        for name in await self._storage.names(places.EXPIRING):
+            found = places.read_expiring(name)
+            if found is None or found[1] in in_use or not places.is_batch_id(found[1]):
+                continue
+            expires_at, batch_id = found
+            if expires_at > now:
+                break
+            mark = await self._storage.read_if_there(places.expiring(expires_at, batch_id))
+            if mark is not None:
+                await self._storage.remove_folder(places.facts_of(orjson.loads(mark)["tenant"], batch_id))
+                await self._storage.remove(places.expiring(expires_at, batch_id))
+                removed += 1
+        return removed
 
     async def marks(self) -> list[Mark]:
         """Return the batches that have not ended, the oldest first."""

@@ -141,7 +141,7 @@ class Files:
         now, removed = await self._clock.now(), 0
         for name in await self._storage.names(places.EXPIRING):
             found = places.read_expiring(name)
-            if found is None or found[1] in in_use:
+            if found is None or found[1] in in_use or not places.is_file_id(found[1]):
                 continue
             expires_at, file_id = found
             if expires_at > now:

@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable
 
+from llmq.gateway.batch.clock import QueueClock
 from llmq.gateway.batch.conductor import Conductor
 from llmq.gateway.batch.facts import Ledger, Mark
 from llmq.gateway.batch.files import Files
@@ -47,6 +48,7 @@ class Keeper:
         ledger: Ledger,
         files: Files,
         storage: Storage,
+        clock: QueueClock,
         say: Callable[[str], None],
     ) -> None:
         self._queue = queue
@@ -54,6 +56,7 @@ class Keeper:
         self._ledger = ledger
         self._files = files
         self._storage = storage
+        self._clock = clock
         self._say = say
         self._wake = asyncio.Event()
         self._led: dict[str, asyncio.Task[None]] = {}
@@ -118,9 +121,11 @@ class Keeper:
         try:
             if await hold.take():
                 await self._storage.tidy()
-                await self._files.delete_expired({mark.input_file_id for mark in await self._ledger.marks()})
+                marks = await self._ledger.marks()
+                await self._files.delete_expired({mark.input_file_id for mark in marks})
+                await self._ledger.delete_expired(await self._clock.now(), {mark.batch_id for mark in marks})
         except (StorageError, *REDIS_ERRORS) as error:
-            self._say(f"files whose time is over are removed later: {error}")
+            self._say(f"files and batches whose time is over are removed later: {error}")
         finally:
             await hold.let_go()
             del self._led[_JANITOR]

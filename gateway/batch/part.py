@@ -46,6 +46,6 @@ def open_batch_part(queue: Queue, storage: Storage, limits: Limits, say: Callabl
     files, ledger = Files(storage, clock), Ledger(storage)
     batches = Batches(queue, patience_s=_PATIENCE_S)
     conductor = Conductor(batches, storage, files, ledger, clock, limits, say)
-    keeper = Keeper(queue, conductor, ledger, files, storage, say)
+    keeper = Keeper(queue, conductor, ledger, files, storage, clock, say)
     service = BatchService(queue, storage, files, ledger, clock, file_bytes=limits.file_bytes, wake=keeper.wake)
     return BatchPart(service, keeper, storage)

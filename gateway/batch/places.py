@@ -3,7 +3,7 @@
     files/<tenant>/<file>.json      what is known of a file         content/<tenant>/<file>   its bytes
     batches/<tenant>/<batch>/...    the facts about a batch: order, accepted, cancel, ended, sequence
     open/<batch>                    a batch that has not ended      parts/<batch>/...         results collected so far
-    expiring/<time>-<file>          a file that goes by itself
+    expiring/<time>-<id>            a file, or the facts about a batch that has ended, that goes by itself
 
 Names of places are made here and nowhere else. A tenant may be called anything, so its folder is named by a digest,
 with as much of the name before it as is harmless on every file system.
@@ -55,16 +55,16 @@ def content(tenant: str, file_id: str) -> str:
     return f"content/{tenant_folder(tenant)}/{file_id}"
 
 
-def expiring(expires_at: int, file_id: str) -> str:
-    """JSON: whose file goes at this time; goes with it."""
-    return f"{EXPIRING}/{expires_at:0{_TIME_DIGITS}d}-{file_id}.json"
+def expiring(expires_at: int, name: str) -> str:
+    """JSON: whose file or batch goes at this time; goes with it."""
+    return f"{EXPIRING}/{expires_at:0{_TIME_DIGITS}d}-{name}.json"
 
 
 def read_expiring(name: str) -> tuple[int, str] | None:
-    """Return time and file id of a name in `expiring`; None for a name that is none."""
+    """Return time and id of a name in `expiring`; None for a name that is none."""
     moment, _, rest = name.partition("-")
-    file_id = rest.removesuffix(".json")
-    return (int(moment), file_id) if moment.isdigit() and is_file_id(file_id) else None
+    found = rest.removesuffix(".json")
+    return (int(moment), found) if moment.isdigit() and _ID.fullmatch(found) else None
 
 
 def batches_of(tenant: str) -> str:
@@ -73,13 +73,18 @@ def batches_of(tenant: str) -> str:
 
 
 def fact(tenant: str, batch_id: str, name: str) -> str:
-    """JSON: one fact about a batch (see `facts.py`); kept for ever."""
-    return f"{batches_of(tenant)}/{batch_id}/{name}.json"
+    """JSON: one fact about a batch (see `facts.py`); kept as long as the batch is (`Ledger.end`)."""
+    return f"{facts_of(tenant, batch_id)}/{name}.json"
 
 
 def sequence(tenant: str, batch_id: str) -> str:
     """Bytes: of which file each result of an ended batch is, in the order in which lines ended."""
-    return f"{batches_of(tenant)}/{batch_id}/sequence"
+    return f"{facts_of(tenant, batch_id)}/sequence"
+
+
+def facts_of(tenant: str, batch_id: str) -> str:
+    """Folder: all that is known of one batch."""
+    return f"{batches_of(tenant)}/{batch_id}"
 
 
 def open_mark(batch_id: str) -> str:

@@ -11,7 +11,8 @@ from redis.asyncio import Redis
 
 from llmq.gateway.batch import clock, keeper
 from llmq.gateway.batch.asked import BatchAsked
-from llmq.gateway.batch.facts import Mark
+from llmq.gateway.batch.facts import Ledger, Mark
+from llmq.gateway.batch.files import KEEP_INPUT_S
 from llmq.gateway.batch.hold import Hold, HoldLost
 from llmq.gateway.batch.paging import Listing
 from llmq.gateway.errors import ApiError
@@ -20,6 +21,7 @@ from llmq.scheduler.lease import Ended, ErrorCode
 from tests.gateway.batch_desk import START, Desk, folder
 from tests.gateway.batch_gateway import CHAT, questions
 from tests.line_worker import good_but
+from tests.redis.serving import until
 
 GONE = Ended(ErrorCode.CANCELLED, "the batch was cancelled")
 
@@ -260,6 +262,41 @@ class TestExpiry:
             batch = await desk.ended(batch_id)
         record = await desk.service.file(desk.tenant, batch["output_file_id"])
         assert record.created_at + 7200 == record.expires_at
+        assert 0 == await Ledger(desk.storage).delete_expired(START + 7199, set())
+        assert 1 == await Ledger(desk.storage).delete_expired(START + 7200, set())
+        assert [] == (await desk.service.list_batches(desk.tenant, Listing(20)))["data"]
+
+    async def test_a_batch_that_has_made_no_file_goes_after_30_days(self, desk: Desk, tmp_path: Path) -> None:
+        """It failed, or was cancelled before it began; one that has files stays as long as they do."""
+        failed, cancelled = await desk.create(content=b"no request\n"), await desk.create(2)
+        await desk.service.cancel(desk.tenant, cancelled)
+        async with desk.led():
+            assert ("failed", "cancelled") == tuple([(await desk.ended(id))["status"] for id in (failed, cancelled)])
+            done = await desk.create(1)
+            await desk.queued(done, 1)
+            await desk.worker.serve_all()
+            await desk.ended(done)
+        ledger, month = Ledger(desk.storage), START + KEEP_INPUT_S
+        assert 0 == await ledger.delete_expired(month - 1, set())
+        assert 1 == await ledger.delete_expired(month, {failed})  # what was not cleared away yet stays
+        assert 1 == await ledger.delete_expired(month, set())
+        assert [done] == [batch["id"] for batch in (await desk.service.list_batches(desk.tenant, Listing(20)))["data"]]
+        left = [path for path in await asyncio.to_thread(all_files, tmp_path) if failed in str(path)]
+        assert [] == left
+
+    async def test_the_janitor_takes_batches_along(self, desk: Desk) -> None:
+        """With the files, each time that it goes round."""
+        failed = await desk.create(content=b"no request\n")
+        async with desk.led():
+            await desk.ended(failed)
+        await desk.set_clock(KEEP_INPUT_S)
+        desk.part.keeper._tidy_at = 0.0
+
+        async def is_gone() -> bool:
+            return not (await desk.service.list_batches(desk.tenant, Listing(20)))["data"]
+
+        async with desk.led():
+            await until(is_gone)
 
 
 def all_files(folder: Path) -> list[Path]:
