@@ -5,18 +5,21 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import socket
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from llmq.cli.options import Grace, Json, LogLevel, Queue, RedisUrl, Tenant
-from llmq.cli.render import count_of, notice, print_json
+from llmq.cli.render import count_of, notice, print_json, warn
 from llmq.cli.running import run_async
-from llmq.cli.session import load, open_session
+from llmq.cli.session import Session, load, open_session
 from llmq.scheduler.api_keys import ApiKeys
-from llmq.scheduler.errors import UsageError
+from llmq.scheduler.connection import redact
+from llmq.scheduler.errors import RedisUnavailable, UsageError
 from llmq.scheduler.logs import show_log
+from llmq.scheduler.outage import is_only_away
 from llmq.scheduler.settings import Settings
 from llmq.workers.shutdown import Shutdown
 
@@ -102,23 +105,46 @@ async def _serve(settings: Settings, shutdown: Shutdown, *, anyone: bool) -> Gat
     from llmq.gateway.gateway import serve
 
     open_without_keys = anyone or _is_loopback(settings.listen_host)
-    options = _options(settings, open_without_keys=open_without_keys)
-    # The gateway makes connections of its own; the session checks the server, and keeps an embedded one alive.
-    async with open_session(settings, warnings=True) as session:
-        keyed = await ApiKeys(session.queue).stamp() > 0
-        if not (keyed or open_without_keys):
+    options = _options(settings, open_without_keys=open_without_keys, open_unseen=anyone)
+    async with AsyncExitStack() as stack:
+        # The gateway makes connections of its own; the session checks the server, and keeps an embedded one alive.
+        session = await _session_if_there(settings, stack, anyone=anyone)
+        keyed = await ApiKeys(session.queue).stamp() > 0 if session is not None else None
+        if keyed is False and not open_without_keys:
             raise _needs_keys(settings.listen_host)
         sockets = _listen(settings.listen_host, settings.listen_port)
-        try:
-            return await serve(
-                session.url, options, sockets, shutdown, lambda: _say_ready(settings, sockets, keyed=keyed)
-            )
-        finally:
-            for listening in sockets:
-                listening.close()
+        for listening in sockets:
+            stack.callback(listening.close)
+        return await serve(
+            session.url if session is not None else str(settings.redis_url),
+            options,
+            sockets,
+            shutdown,
+            lambda: _say_ready(settings, sockets, keyed=keyed),
+            check=None if session is not None else lambda: _greet(settings),
+        )
 
 
-def _options(settings: Settings, *, open_without_keys: bool) -> GatewayOptions:
+async def _session_if_there(settings: Settings, stack: AsyncExitStack, *, anyone: bool) -> Session | None:
+    """Return a session; None, and say so, where the Redis that was named is away."""
+    direct = settings.direct is not None and anyone
+    meanwhile = f"sends chat to {redact(settings.direct or '')}" if direct else "tells its clients to come again"
+    try:
+        return await stack.enter_async_context(open_session(settings, warnings=True))
+    except RedisUnavailable as error:
+        if settings.redis_url is None or not is_only_away(error):
+            raise
+        warn(f"{error}; the gateway starts all the same, and {meanwhile} until Redis is there")
+        return None
+
+
+async def _greet(settings: Settings) -> None:
+    """Look at a Redis that has come back, as at the start. Raises RedisUnavailable, and what makes it unusable."""
+    async with open_session(settings, warnings=True):
+        notice("Redis is there: the gateway serves its queue")
+
+
+def _options(settings: Settings, *, open_without_keys: bool, open_unseen: bool) -> GatewayOptions:
     from llmq.gateway.batch.conductor import Limits
     from llmq.gateway.gateway import GatewayOptions
 
@@ -127,6 +153,7 @@ def _options(settings: Settings, *, open_without_keys: bool) -> GatewayOptions:
         queue=settings.queue,
         tenant=settings.tenant,
         open_without_keys=open_without_keys,
+        open_unseen=open_unseen,
         grace=settings.grace,
         flex_timeout=settings.flex_timeout,
         max_body_bytes=settings.max_body_bytes,
@@ -154,11 +181,11 @@ def _listen(host: str, port: int) -> list[socket.socket]:
         ) from None
 
 
-def _say_ready(settings: Settings, sockets: list[socket.socket], *, keyed: bool) -> None:
+def _say_ready(settings: Settings, sockets: list[socket.socket], *, keyed: bool | None) -> None:
     host, port = settings.listen_host, sockets[0].getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     where = "this host only" if _is_loopback(host) else "any host"
-    keys = "with API keys" if keyed else "no API keys"
+    keys = {None: "Redis away", True: "with API keys", False: "no API keys"}[keyed]
     notice(f"ready gateway queue {settings.queue}, {where}, {keys}: http://{shown}:{port}/v1")
 
 

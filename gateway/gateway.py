@@ -12,7 +12,7 @@ import asyncio
 import logging
 import socket
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from redis.asyncio import Redis
 from starlette.routing import BaseRoute
 
 from llmq.gateway.app import WebLimits, build_app
+from llmq.gateway.arrival import arrival
 from llmq.gateway.batch.conductor import Limits
 from llmq.gateway.batch.description import describe_batches
 from llmq.gateway.batch.part import open_batch_part
@@ -90,14 +91,16 @@ class BackgroundPart(Protocol):
 class GatewayOptions:
     """What a gateway goes by; times in seconds. `direct` is the engine to ask while Redis is away.
 
-    `open_without_keys` lets anybody in, as `tenant`, while no API key has been made.
-    `hosts` are the names beside this host's own that it is then served as; None: any.
+    `open_without_keys` lets anybody in, as `tenant`, while no API key has been made; `hosts` are the names beside this
+    host's own that it is then served as (None: any). `open_unseen` does so also while Redis, which would know, has
+    never been seen: then there is only the direct engine.
     `files` is where files and batches are kept: a folder or a URL of fsspec; None: a folder in `home`.
     """
 
     queue: str = "default"
     tenant: str = "default"
     open_without_keys: bool = True
+    open_unseen: bool = False
     grace: float = 30.0
     flex_timeout: float = 600.0
     max_body_bytes: int = 16 * 2**20
@@ -157,10 +160,18 @@ async def serve(
     sockets: list[socket.socket],
     stop: StopSignals,
     on_ready: Callable[[], object] = lambda: None,
+    check: Callable[[], Awaitable[object]] | None = None,
 ) -> GatewayReport:
-    """Serve until asked to stop, and until what is open then has ended. Raises LLMQError where it cannot begin."""
+    """Serve until asked to stop, and until what is open then has ended. Raises LLMQError where it cannot begin.
+
+    With `check` it begins also while Redis is away, and looks at it by that once it is there; what that raises beside
+    RedisUnavailable ends the gateway.
+    """
     async with AsyncExitStack() as stack:
         foundation = await _lay_foundation(url, options, stack)
+        if check is None:
+            with redis_errors(url):
+                await foundation.admission.any_keys()  # known from the start on, whatever becomes of Redis then
         canceller = Canceller(foundation.queue)
         tower = Watchtower(foundation.listener, foundation.fleet, options.patience)
         additions = _additions(foundation)
@@ -176,7 +187,10 @@ async def serve(
             last_s=options.grace + LAST_WORDS_S,
             on_refused=app.refused,
         )
-        cut_off = await _serve_until_stopped(server, sockets, stop, options.grace, tower, on_ready)
+        sound = [asyncio.create_task(tower.listener.broken())]
+        sound += [asyncio.create_task(arrival(check))] if check is not None else []
+        stack.push_async_callback(end_tasks, *sound)
+        cut_off = await _serve_until_stopped(server, sockets, stop, options.grace, tower, sound, on_ready)
         await canceller.flush(LAST_WORDS_S)
     return GatewayReport(server.requests, cut_off)
 
@@ -194,9 +208,13 @@ async def _lay_foundation(url: str, options: GatewayOptions, stack: AsyncExitSta
     stack.push_async_callback(listener.close)
     listener.listen()
     contact = Contact()
-    admission = KeyedAdmission(queue, contact, tenant=options.tenant, open_without_keys=options.open_without_keys)
-    with redis_errors(url):
-        await admission.any_keys()  # known from the start on, whatever becomes of Redis then
+    admission = KeyedAdmission(
+        queue,
+        contact,
+        tenant=options.tenant,
+        open_without_keys=options.open_without_keys,
+        open_unseen=options.open_unseen,
+    )
     fleet, registry = Fleet(queue, url, contact), CollectorRegistry(auto_describe=False)
     return Foundation(url, options, redis, queue, listener, client_id, contact, fleet, admission, registry)
 
@@ -259,26 +277,35 @@ async def _serve_until_stopped(
     stop: StopSignals,
     grace: float,
     tower: Watchtower,
+    sound: Sequence[asyncio.Task[None]],
     on_ready: Callable[[], object],
 ) -> int:
-    """Serve; return how many answers were cut off in the end."""
+    """Serve; return how many answers were cut off in the end. A task of `sound` that fails ends it, and is raised."""
     serving = asyncio.create_task(server.serve(sockets))
     quiet, at_once = asyncio.create_task(stop.quiet()), asyncio.create_task(stop.at_once())
-    deaf = asyncio.create_task(tower.listener.broken())
+    failed = asyncio.create_task(_failure_of(sound))
     try:
         await server.started()
         on_ready()
-        await asyncio.wait({serving, quiet, deaf}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, quiet, failed}, return_when=asyncio.FIRST_COMPLETED)
         server.stop()
-        if deaf.done():  # it hears no answers any more: whoever supervises it starts a new one
-            deaf.result()
+        if failed.done():  # say, it hears no answers any more: whoever supervises it starts a new one
+            failed.result()
         await asyncio.wait({serving, at_once}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
         cut_off = tower.end_all(_stopping())
         await serving
         return cut_off
     finally:
         server.stop()
-        await end_tasks(quiet, at_once, deaf, serving)
+        await end_tasks(quiet, at_once, failed, serving)
+
+
+async def _failure_of(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait until one of the tasks fails, for ever if need be, and raise that."""
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in tasks:
+        if task.done():
+            task.result()
 
 
 async def _keep(part: BackgroundPart) -> None:

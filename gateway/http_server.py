@@ -97,7 +97,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._end_head()
             super().on_headers_complete()
             if self.cycle is not None and self.cycle.scope is self.scope:
-                extensions: dict[str, Any] = self.scope.setdefault("extensions", {})  # type: ignore[assignment]
+                extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
                 extensions[EXTENSION] = BodyWriter(self.cycle)
 
     def on_body(self, body: bytes) -> None:

@@ -43,16 +43,24 @@ _log = logging.getLogger(__name__)
 class KeyedAdmission:
     """Lets callers in by their API keys.
 
-    While no key has ever been made, `open_without_keys` lets anybody in, as `tenant`.
+    While no key has ever been made, `open_without_keys` lets anybody in, as `tenant`. While Redis, which knows whether
+    one has, was never seen, nobody is let in, unless `open_unseen` says so.
     """
 
     def __init__(
-        self, queue: Queue, contact: Contact, *, tenant: str = "default", open_without_keys: bool = True
+        self,
+        queue: Queue,
+        contact: Contact,
+        *,
+        tenant: str = "default",
+        open_without_keys: bool = True,
+        open_unseen: bool = False,
     ) -> None:
         self._queue = queue
         self._contact = contact
         self._known = KnownKeys(ApiKeys(queue), contact)
         self._anybody = Caller(tenant) if open_without_keys else None
+        self._open_unseen = open_unseen
         self._inside: dict[str, _KeyedPass] = {}
 
     async def any_keys(self) -> bool:
@@ -72,7 +80,8 @@ class KeyedAdmission:
             if await self._known.required(key_id):
                 return await self._holder(secret, key_id)
         except RedisUnavailable as error:
-            raise queue_away() from error
+            if not (self._open_unseen and self._known.unseen):
+                raise queue_away() from error
         if self._anybody is None:
             raise _unauthorized("this gateway needs API keys and none has been made: llmq keys create --tenant T")
         return self._anybody

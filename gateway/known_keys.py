@@ -46,6 +46,11 @@ class KnownKeys:
         """Whether a key was ever seen by this process."""
         return self._required
 
+    @property
+    def unseen(self) -> bool:
+        """Whether Redis has never said which keys there are."""
+        return self._ring is None
+
     async def required(self, key_id: str | None = None) -> bool:
         """Whether callers need a key: one has been made, now or at any time that this process remembers.
 

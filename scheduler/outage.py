@@ -105,6 +105,11 @@ def is_away(error: BaseException) -> bool:
     return explain(error) in _PASSING
 
 
+def is_only_away(error: RedisUnavailable) -> bool:
+    """Whether a server that could not be used may be usable in a moment; one of the wrong kind or version will not."""
+    return error.__cause__ is not None and is_away(error.__cause__)
+
+
 def is_full(error: BaseException) -> bool:
     """Whether an error says that Redis takes no more data (`maxmemory`)."""
     meaning = explain(error)
