@@ -159,8 +159,7 @@ def _options(settings: Settings, *, open_without_keys: bool, open_unseen: bool) 
         max_body_bytes=settings.max_body_bytes,
         max_connections=settings.max_connections,
         cors_origins=settings.cors_origins,
-        # An address that other hosts reach has names that nobody here knows.
-        hosts=(settings.listen_host, *settings.allow_hosts) if _is_loopback(settings.listen_host) else None,
+        hosts=_hosts(settings),
         files=settings.gateway_files,
         home=settings.home,
         input_limits=Limits(settings.max_file_bytes, settings.max_line_bytes, settings.max_batch_lines),
@@ -168,6 +167,13 @@ def _options(settings: Settings, *, open_without_keys: bool, open_unseen: bool) 
         engine_api_key=key.get_secret_value() if key is not None else None,
         keyring=settings.keyring(),
     )
+
+
+def _hosts(settings: Settings) -> tuple[str, ...] | None:
+    """Return the names that it is served as; an address that other hosts reach has names that nobody here knows."""
+    if not (_is_loopback(settings.listen_host) or settings.allow_hosts):
+        return None
+    return settings.listen_host, *settings.allow_hosts
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:

@@ -73,6 +73,13 @@ class Lookout:
         self._rung.append(watch)
         self._wake.set()
 
+    def heard(self, watches: Iterable[Watch]) -> None:
+        """Put a look off: the inbox has just told of these jobs, so that they run."""
+        later = time.monotonic() + LOOK_AGAIN_S
+        for watch in watches:
+            if watch.look_at < later:
+                watch.look_at = later
+
     def look_at_all(self) -> None:
         """Look at all records now: what rang may not have been heard."""
         for watch in self._waited_for():

@@ -143,6 +143,7 @@ class Listener:
             # What came together is told together; ends have told themselves.
             for watch in told:
                 watch.tell()
+            self._lookout.heard(told)
 
     async def _read_from(self, last: bytes) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
         """Return the entries after `last`; none where none came in a while."""
