@@ -165,7 +165,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(system_redis_url: str, t
     """The client goes away in the middle: no file, and no bytes of it."""
     async with gateway(system_redis_url, tmp_path, limits=Limits()) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        head = f"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: {TYPE}\r\nContent-Length: 9000000\r\n\r\n"
+        head = f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: {TYPE}\r\nContent-Length: 9000000\r\n\r\n"
         writer.write(head.encode() + body(PURPOSE, FILE)[:-9] + b"x" * 3_000_000)
         await writer.drain()
         storage = Storage(FolderBackend(tmp_path / "queue-default"))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from redis.asyncio import Redis
 
+from llmq.cli.gateway import _hosts
 from llmq.gateway.errors import ApiError
 from llmq.gateway.host_guard import HostGuard
 from llmq.scheduler.api_keys import ApiKeys
 from llmq.scheduler.queue import Queue
+from llmq.scheduler.settings import Settings
 from tests.gateway.serving import Gateway, closed, error_of
 from tests.redis.serving import KEYS
 
@@ -74,6 +79,20 @@ class TestOrigin:
         """Wherever it is reached."""
         assert refused(HostGuard(lambda: True, None), "gpu7:8800", "http://gpu7:8800") is None
         assert refused(HostGuard(lambda: True, (), ("*",)), "localhost", "https://any.example") is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "hosts"),
+    [
+        ({}, ("127.0.0.1",)),
+        ({"listen_host": "127.0.0.2", "allow_hosts": ("gpu7",)}, ("127.0.0.2", "gpu7")),
+        ({"listen_host": "0.0.0.0"}, None),
+        ({"listen_host": "0.0.0.0", "allow_hosts": ("gpu7",)}, ("0.0.0.0", "gpu7")),
+    ],
+)
+def test_names_follow_from_the_address(settings: dict[str, Any], hosts: tuple[str, ...] | None) -> None:
+    """Where other hosts come, only who gives names has them looked at."""
+    assert hosts == _hosts(Settings(home=Path("/h"), **settings))
 
 
 async def test_a_strangers_page_gets_openais_error(front: Gateway) -> None:
