@@ -119,3 +119,17 @@ def test_an_event_of_endless_lines_is_refused() -> None:
 def test_many_events_in_one_piece_are_within_the_bound() -> None:
     """The bound is on the event, not on what the network delivers at once."""
     assert 50 == len(EventParser(100).feed(b"data: 123456\n\n" * 50))
+
+
+ODD = [
+    b"data: a\n\n", b"data: b\n", b"\n", b"data:c\n\n", b"event: x\n", b": hm\n\n", b"data: \xe2\x80\xa8\r\n\r\n",
+    b"data: d\r", b"\ndata: e\n\n", b"\n\n", b"da", b"ta: f\n\n", b"data: g\n\ndata: h\n\n", b"data: i\ndata: j\n\n",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(ODD), max_size=12))
+def test_whole_events_are_read_as_if_they_came_byte_by_byte(pieces: list[bytes]) -> None:
+    """The short way for what comes whole gives what the long one does, whatever stands before it."""
+    whole, single = EventParser(1000), EventParser(1000)
+    expected = [event for byte in b"".join(pieces) for event in single.feed(bytes([byte]))] + single.close()
+    assert expected == [event for piece in pieces for event in whole.feed(piece)] + whole.close()

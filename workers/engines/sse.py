@@ -38,15 +38,18 @@ class EventParser:
         self._held = 0
         self._after_cr = False
         self._first_line = True
+        self._between = False
+        """Whether all that came has been handed on: what comes next begins an event."""
 
     def feed(self, data: bytes) -> list[Event]:
         """Take bytes as they came; return the events that they end. Raises EventTooLarge."""
-        if (events := self._whole_lines(data)) is not None:
+        if self._between and (events := _whole_events(data, self._max_event_bytes)) is not None:
             return events
         if self._after_cr and data:
             # The CR ended its line when it came; an LF that follows belongs to it.
             self._after_cr = False
             data = data.removeprefix(b"\n")
+        self._between = False
         if b"\n" not in data and b"\r" not in data:
             # A long line in small pieces is joined once, at its end.
             self._tail.append(data)
@@ -61,20 +64,7 @@ class EventParser:
         for event in events:
             self._hold(len(event.data))
         self._hold(sum(map(len, self._tail)) + sum(map(len, self._data)))
-        return events
-
-    def _whole_lines(self, data: bytes) -> list[Event] | None:
-        """Return the events of bytes that are whole events of one `data:` line each, as most are; None for others."""
-        if self._tail or self._data or self._name or self._first_line or self._after_cr:
-            return None
-        if not data.endswith(b"\n\n") or b"\r" in data:
-            return None
-        lines = data[:-2].split(b"\n\n")
-        events = []
-        for line in lines:
-            if not line.startswith(b"data: ") or b"\n" in line or len(line) > self._max_event_bytes:
-                return None
-            events.append(Event("", line[6:]))
+        self._between = not (self._tail or self._data or self._name or self._after_cr)
         return events
 
     def close(self) -> list[Event]:
@@ -107,3 +97,14 @@ class EventParser:
         if size > self._max_event_bytes:
             raise EventTooLarge(f"an event of the stream is larger than {self._max_event_bytes:,} bytes")
         self._held = size
+
+
+def _whole_events(data: bytes, most: int) -> list[Event] | None:
+    """Return the events of bytes that are whole events of one `data:` line each, as most are; None for others."""
+    if not data.startswith(b"data: ") or not data.endswith(b"\n\n") or b"\r" in data:
+        return None
+    if data.find(b"\n") == len(data) - 2:  # one, which is the rule
+        return [Event("", data[6:-2])] if len(data) <= most else None
+    lines = data[:-2].split(b"\n\n")
+    whole = all(line.startswith(b"data: ") and b"\n" not in line and len(line) <= most for line in lines)
+    return [Event("", line[6:]) for line in lines] if whole else None
