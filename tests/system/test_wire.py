@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from llmq.scheduler.errors import UsageError
 from llmq.workers.engines.base import EngineError, EngineGone, EngineUnclear
 from llmq.workers.engines.wire import MAX_HEAD_BYTES, Address, Head
 from tests.engine.fake import CHUNKED_HEAD, FakeEngine, chunked
@@ -194,3 +195,9 @@ def test_a_request_names_its_place(url: str, line: bytes, host: bytes) -> None:
     lines = Address(url, 1.0, None).post("/v1/x", {}, 3).split(b"\r\n")
     assert (line, b"Host: " + host) == (lines[0], lines[1])
     assert b"Content-Length: 3" in lines
+
+
+def test_a_host_that_can_be_none_is_refused() -> None:
+    """At the start, and not with every request."""
+    with pytest.raises(UsageError, match="can be no name"):
+        Address("http://a..b:8000", 1.0, None)

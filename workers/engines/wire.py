@@ -23,6 +23,7 @@ from urllib.parse import quote, urlsplit
 
 import httptools
 
+from llmq.scheduler.errors import UsageError
 from llmq.workers.engines.base import EngineGone, EngineUnclear
 
 T = TypeVar("T")
@@ -53,7 +54,10 @@ class Head:
 
 
 class Address:
-    """Where the engine at a URL is reached; `connect_timeout` and `idle_timeout` (None: no limit) are in seconds."""
+    """Where the engine at a URL is reached; `connect_timeout` and `idle_timeout` (None: no limit) are in seconds.
+
+    Raises UsageError for a host that can be none.
+    """
 
     def __init__(self, url: str, connect_timeout: float, idle_timeout: float | None) -> None:
         parts = urlsplit(url)
@@ -64,7 +68,10 @@ class Address:
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._connect_timeout = connect_timeout
         self._idle_timeout = idle_timeout
-        name = f"[{self._host}]" if ":" in self._host else self._host.encode("idna").decode()
+        try:
+            name = f"[{self._host}]" if ":" in self._host else self._host.encode("idna").decode()
+        except UnicodeError:
+            raise UsageError(f"expected the URL of an engine, got one whose host can be no name: {url!r}") from None
         self._name = name if parts.port is None else f"{name}:{parts.port}"
         self._prefix = quote(parts.path, safe=_IN_A_PATH)
 
