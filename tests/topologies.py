@@ -68,9 +68,11 @@ class SentinelSet:
 
     def __init__(self, servers: Servers, kind: str, options: tuple[str, ...] = ("--appendonly", "no")) -> None:
         options = (*options, *_QUICK_REPLICATION)
-        first = servers.private(kind, options)
-        of_first = (*options, "--replicaof", f"127.0.0.1 {first.port}")
-        self.servers = [first, servers.private(kind, of_first), servers.private(kind, of_first)]
+        first, *others = self.servers = [servers.private(kind, options) for _ in range(3)]
+        for one in others:
+            # Said now and not with its options: one that was promoted, died and starts again is nobody's replica.
+            with one.client() as client:
+                client.replicaof("127.0.0.1", first.port)
         self.sentinels = [servers.sentinel(first, _SENTINEL_SETTINGS) for _ in range(3)]
         until(lambda: all(map(_link_is_up, self.servers[1:])), "the replicas follow")
         until(lambda: all(map(self._knows_all, self.sentinels)), "the sentinels know each other and the replicas")
