@@ -174,6 +174,10 @@ def _print_workers(found: Sequence[WorkerStatus], loaded: Loaded) -> None:
         return
     columns = ["worker", "gpu", "state", "busy>", "slots>", "cap>", "governor", "engine", "models", "seen>"]
     print_table(columns, [_worker_row(worker) for worker in found])
+    reasons = [worker for worker in found if worker.governor not in ("", "fixed")]
+    if reasons:
+        print_line()
+        print_facts({worker.id: worker.governor_why for worker in reasons})
 
 
 def _worker_row(worker: WorkerStatus) -> list[str]:
