@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import aiohttp
@@ -23,6 +24,12 @@ from tests.system.cli_process import started
 BODY = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 
+def base_in(said: str) -> str:
+    """Return where a gateway serves; its log may go on after that."""
+    base: str = re.findall(r"^ready .* (http://\S+)/v1$", said, re.M)[0]
+    return base
+
+
 async def status(base: str, path: str) -> int:
     """Return the status of a page."""
     async with aiohttp.ClientSession() as http, http.get(base + path) as response:
@@ -36,7 +43,7 @@ async def test_it_starts_and_serves_once_redis_is_there(own_server: OwnServer, t
     options = ("--port", "0", "--files", str(tmp_path), "--direct", "http://127.0.0.1:9")
     with started("gateway", *options, url=server.url) as process:
         said = await asyncio.to_thread(process.until, "/v1\n")
-        base = said.rpartition(" ")[2].strip().removesuffix("/v1")
+        base = base_in(said)
         assert "Redis away" in said
         assert (200, 503) == (await status(base, "/healthz"), await status(base, "/readyz"))
         async with aiohttp.ClientSession() as http, http.post(base + CHAT, json=BODY) as response:
@@ -63,7 +70,7 @@ async def test_with_anyone_it_sends_chat_to_the_direct_engine_meanwhile(own_serv
         options = ("--port", "0", "--files", str(tmp_path), "--direct", engine.url, "--anyone")
         with started("gateway", *options, url=server.url) as process:
             said = await asyncio.to_thread(process.until, "/v1\n")
-            base = said.rpartition(" ")[2].strip().removesuffix("/v1")
+            base = base_in(said)
             async with aiohttp.ClientSession() as http, http.post(base + CHAT, json=BODY) as response:
                 assert (200, "1") == (response.status, response.headers["x-llmq-direct"])
     server.start()
