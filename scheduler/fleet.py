@@ -29,7 +29,8 @@ class WorkerStatus:
     """One worker. `state` is starting, ready, draining, engine_down or silent; times are seconds since the epoch.
 
     `batch_cap` is the most batch requests that it runs at a time now, `reserve` the slots that it keeps free for chat.
-    `governor` is what sets the cap (fixed, idle, holds, cut, waste, own_load); of `chat_seen` first tokens of the last
+    `governor` is what sets the cap (fixed, idle, holds, cut, waste, own_load), `governor_why` its objective and its
+    reason in words; of `chat_seen` first tokens of the last
     seconds `chat_far_over` came later than twice the objective.
     `claimed_s` is how long ago it claimed, or started if it has not yet. `measures` are the fields `m.*` of its
     heartbeat.
@@ -55,6 +56,7 @@ class WorkerStatus:
     claimed_at: float
     claimed_s: float
     governor: str
+    governor_why: str
     chat_seen: int
     chat_far_over: int
     lanes: tuple[str, ...]
@@ -81,6 +83,7 @@ class WorkerStatus:
             "batch_cap": self.batch_cap,
             "reserve": self.reserve,
             "governor": self.governor,
+            "governor_why": self.governor_why,
             "engine": self.engine,
             "engine_url": self.engine_url,
             "simulated": self.simulated,
@@ -149,6 +152,7 @@ def worker_of(fields: Mapping[str, str], seen_ms: float, now_ms: int, lease_s: f
         claimed_at=_number(fields, "claimed_at") / 1000,
         claimed_s=age_s + _unclaimed_ms(fields) / 1000,
         governor=fields.get("governor", ""),
+        governor_why=fields.get("governor_why", ""),
         chat_seen=_number(fields, "chat_seen"),
         chat_far_over=_number(fields, "chat_far_over"),
         lanes=_names(fields, "lanes"),

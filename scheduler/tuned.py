@@ -19,10 +19,10 @@ FIELD = "tuned."
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What one engine bears: `batch` requests at once, `prefill_tps` prompt tokens of batch a second.
+    """What one engine bears: `batch` requests at once, `prefill_tps` prompt tokens of batch a second (0: none held).
 
-    Chat's p95 to the first token was `alone_s` then without any batch, at `chat_rate` requests a second. `at` is when,
-    in seconds since the epoch.
+    Chat's p95 to the first token was `alone_s` then without any batch, at `chat_rate` requests a second, `chat` of them
+    in flight on average. `at` is when, in seconds since the epoch.
     """
 
     batch: int
@@ -30,6 +30,12 @@ class Tuned:
     alone_s: float
     chat_rate: float
     at: float
+    chat: float = 0.0
+
+    @property
+    def in_flight(self) -> float:
+        """How many requests in flight held, chat's among them."""
+        return self.batch + self.chat
 
 
 def field_of(kind: str, models: Sequence[str]) -> str:
@@ -49,7 +55,7 @@ def tuned_for(config: Mapping[bytes, bytes], kind: str, models: Sequence[str]) -
         return None
     try:
         values = {key: float(value) for key, value in json.loads(stored).items()}
-        given = [values[field.name] for field in fields(Tuned)]
+        given = [values.get(field.name, 0.0) if field.name == "chat" else values[field.name] for field in fields(Tuned)]
     except (ValueError, TypeError, AttributeError, KeyError):
         return None
     batch, *rest = given

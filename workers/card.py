@@ -48,6 +48,7 @@ class Card:
             "batch_cap": slots.batch_limit,
             "reserve": slots.reserve,
             "governor": governing.state.value,
+            "governor_why": governing.reason,
             "chat_seen": governing.far_over.seen,
             "chat_far_over": governing.far_over.slow,
             "state": self.state,

@@ -112,6 +112,11 @@ class ChatSignal:
         return bool(self._waiting or self._streaming)
 
     @property
+    def in_flight(self) -> int:
+        """How many requests are here."""
+        return len(self._waiting) + len(self._streaming)
+
+    @property
     def waiting(self) -> int:
         """How many requests wait for their first token."""
         return len(self._waiting)
@@ -170,6 +175,10 @@ class ChatSignal:
     def ttft_p95(self, now: float, window_s: float) -> float | None:
         """Return the p95 of times to first token in the window; None where nothing was seen."""
         return self._firsts.p95(now - window_s)
+
+    def itl_p95(self, now: float, window_s: float) -> float | None:
+        """Return the p95 of times between tokens in the window, of a sample; None where nothing was seen."""
+        return self._gaps.p95(now - window_s)
 
     def _evidence(self, firsts: Evidence, gaps: Evidence) -> Evidence:
         asked = self.objective

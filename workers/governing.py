@@ -8,6 +8,7 @@ what is claimed, in `slots.py` with what stands here.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from dataclasses import dataclass
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.lease import Lease
 from llmq.scheduler.live import LiveSettings
+from llmq.scheduler.tuned import Tuned
 from llmq.workers.chat_signal import ChatSignal, Evidence, Objective
 from llmq.workers.governor import WASTE_SHARE, Operating, Seen, State, step
+from llmq.workers.reading import Reading
 
 #: A step takes some 20 us; ten a second answer a burst by its second slow request.
 STEP_S = 0.1
@@ -28,26 +31,33 @@ RECENT_S = 5.0
 #: Over so long what was thrown away is compared with what was made.
 WASTE_WINDOW_S = 30.0
 
+#: How often the reason is put into words.
+REASON_S = 1.0
+
 #: What the whole fleet's chat sees is compared with this many times the objective (`fleet_watch.py`).
 FLEET_LIMIT = 2.0
 
-#: A cap that gave way by one, or by this share, waits for requests to end: to abort one and read its prompt again would
-#: cost chat more than it gives.
-LEFT_TO_END = 0.1
 
-#: While the objective holds, a batch start waits for chat that waits for its first token, but never longer than this.
-YIELD_S = 1.0
+#: What the states say of the cap, after the figures.
+MEANING = {
+    State.FIXED: "the reserve alone holds",
+    State.IDLE: "no chat: batch may have all slots but the reserve",
+    State.HOLDS: "the limit feels its way",
+    State.CUT: "too many were slow: the limit was halved",
+    State.WASTE: "preemption threw too much away: the limit gives way",
+    State.OWN_LOAD: "slow without batch: chat's own load",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a worker holds: batch requests, and those of them that have no token yet (`prefilling`).
+    """What a worker holds: batch requests, and the prompt tokens (`unread`) of those that have no token yet.
 
     `most` is how many batch requests may run without an objective.
     """
 
     batch: int
-    prefilling: int
+    unread: int
     most: int
 
 
@@ -55,7 +65,7 @@ class Governing:
     """Keeps one worker's batch cap at what chat can bear.
 
     `on_move` is called when more batch may start than before, and when some has to be preempted, `on_cut_off` with the
-    tokens that preempted requests had made (kept, wasted). `tuned` tells how many batch requests were measured to hold.
+    tokens that preempted requests had made (kept, wasted). `tuned` tells what `llmq tune` found for this engine.
     """
 
     def __init__(
@@ -65,7 +75,7 @@ class Governing:
         on_move: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
         on_cut_off: Callable[[int, int], None] = lambda kept, wasted: None,
-        tuned: Callable[[], float | None] = lambda: None,
+        tuned: Callable[[], Tuned | None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._load = load
@@ -76,9 +86,11 @@ class Governing:
         self.signal = ChatSignal()
         self._operating: Operating | None = None
         self._tokens = _Tokens()
-        self._batch_started_at = 0.0
+        self._reading = Reading()
         self._allowed: int | None = None
         self.far_over = Evidence()
+        self.reason = self._reason()
+        self._reasoned_at = -math.inf
 
     @property
     def state(self) -> State:
@@ -89,29 +101,42 @@ class Governing:
         """Return the p95 of times to first token of the last ten seconds."""
         return self.signal.ttft_p95(self._clock(), 10.0)
 
-    def batch_cap(self, load: Load) -> int | None:
-        """Return the most batch requests that may run now; None where only the reserve holds.
+    def itl_p95(self) -> float | None:
+        """Return the p95 of times between tokens of the last ten seconds, about."""
+        return self.signal.itl_p95(self._clock(), 10.0)
 
-        While an objective holds for chat, batch requests read their prompts one at a time, and none begins while chat
-        waits for its first token: both read in the same step of the engine.
-        """
-        if self._operating is None:
+    def batch_cap(self, load: Load) -> int | None:
+        """Return the most batch requests that may run now; None where only the reserve holds."""
+        now = self._operating
+        if now is None:
             return None
-        cap = self._operating.batch_cap
-        if not self.signal.present:
-            return cap
-        yields = self.signal.waiting and self._clock() - self._batch_started_at < YIELD_S
-        if load.prefilling or yields:
-            return min(cap, load.batch)
-        return min(cap, load.batch + 1)
+        cap = now.batch_cap(self.signal.in_flight, load.most)
+        if self.signal.last_at is None:
+            return cap  # nobody has ever chatted here
+        may_read = self._reading.may_begin(self._clock(), load.unread, self.signal.waiting, self.signal.present)
+        return min(cap, load.batch + may_read)
 
     def excess(self, load: Load) -> int:
-        """Return how many batch requests are to be preempted for the objective, while little has been wasted."""
+        """Return how many batch requests are to be preempted for the objective, while little has been wasted.
+
+        What is over the limit because chat came, or because it gave way by a little, is left to end: to abort requests
+        and read their prompts again costs chat more than it gives. A cut, and more than twice of what is borne (chat
+        has come back after a pause), do not wait.
+        """
         now = self._operating
-        if now is None or now.state is State.IDLE or self._tokens.wasted_share() > WASTE_SHARE:
+        if now is None or self._tokens.wasted_share() > WASTE_SHARE:
             return 0
-        excess = load.batch - now.batch_cap
-        return excess if excess > (0 if now.state is State.CUT else max(1.0, LEFT_TO_END * now.cap)) else 0
+        excess = load.batch - now.batch_cap(self.signal.in_flight, load.most)
+        return excess if excess > (0 if now.state is State.CUT else max(1.0, now.limit)) else 0
+
+    def _reason(self) -> str:
+        """Say why the cap is what it is: the objective, what is seen of it, and what follows."""
+        now, asked = self._operating, self.signal.objective
+        if now is None:
+            return "first tokens are not to be seen" if self.signal.blind and asked.stated else "no objective"
+        wanted = ((self.ttft_p95(), asked.ttft_p95_s, "first token"), (self.itl_p95(), asked.itl_p95_s, "next token"))
+        said = [f"{name} p95 {_ms(p95)} of {_ms(limit)}" for p95, limit, name in wanted if limit is not None]
+        return ", ".join((*said, f"{self.signal.in_flight} chat, at most {now.limit:.1f} in flight", MEANING[now.state]))
 
     # --- what the executor and the slots report -----------------------------------------------------------------------
 
@@ -119,8 +144,10 @@ class Governing:
         """A slot has begun with a lease."""
         if lease.cls is TrafficClass.INTERACTIVE:
             self.signal.taken(lease.fence, self._clock(), waited_s)
+            if self._operating is not None:
+                self._look(self._load())
         else:
-            self._batch_started_at = self._clock()
+            self._reading.begun(self._clock(), prompt_tokens(lease))
 
     def token(self, lease: Lease, *, first: bool) -> None:
         """A token of an answer came."""
@@ -155,20 +182,25 @@ class Governing:
         self.signal.objective = Objective(settings.ttft_p95_s, settings.itl_p95_s)
         now, load = self._clock(), self._load()
         limit = settings.ttft_p95_s
-        # Kept for the heartbeat, which another thread writes.
+        # This and the reason are kept for the heartbeat, which another thread writes.
         self.far_over = Evidence() if limit is None else self.signal.over(limit * FLEET_LIMIT, now - RECENT_S, now)
         self._tokens.note(now)
+        if now - self._reasoned_at >= REASON_S:
+            self.reason, self._reasoned_at = self._reason(), now
         if not self.signal.objective.stated or self.signal.blind:
             if self._operating is not None:
                 self._operating = self._allowed = None
                 self._on_move()
             return
-        before = self._operating or Operating.start(now, load.most, self._tuned())
+        tuned = self._tuned()
+        self._reading.tokens_a_second = tuned.prefill_tps if tuned else 0.0
+        before = self._operating or Operating.start(now, load.most, tuned and tuned.in_flight)
         seen = Seen(
             at=now,
             fresh=self.signal.fresh(),
             recent=self.signal.since(max(before.since, now - RECENT_S), now),
             batch=load.batch,
+            chat=self.signal.in_flight,
             most=load.most,
             chat_idle_s=self.signal.idle_s(now),
             wasted=self._tokens.wasted_share(),
@@ -182,6 +214,15 @@ class Governing:
         rose = before is not None and self._allowed is not None and self._allowed > before
         if rose or self.excess(load) > 0:
             self._on_move()
+
+
+def prompt_tokens(lease: Lease) -> int:
+    """Return about how many tokens the prompt of a lease has: four bytes each."""
+    return len(lease.data) // 4
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.0f} ms"
 
 
 class _Tokens:

@@ -1,26 +1,25 @@
 """The governor: how many batch requests a worker may run beside chat, found by what chat sees.
 
 Users state what chat shall see (`ttft_p95`, `itl_p95`); the worker measures it (`chat_signal.py`), and this module
-moves the batch cap. Data in, decision out: one step takes the operating point and what was seen since the last one,
-and returns the next operating point. It touches neither network nor clock, so it can be run over an hour of recorded
+moves a limit. Data in, decision out: one step takes the operating point and what was seen since the last one, and
+returns the next operating point. It touches neither network nor clock, so it can be run over an hour of recorded
 traffic in a second.
 
-How the cap moves, and why:
+The limit is on all that is in flight: batch may have what chat in flight leaves of it. So batch makes room the moment
+that chat comes, before anybody was slow, and has it back when chat goes. How the limit moves, and why:
 
-- *Every request counts, once.* A request within the objective moves the cap up by a little, a slow one down by 32
-  times as much: the cap comes to rest where three requests in 100 are slow, a little under the five that a p95 allows.
-  No window has to fill first, so sparse traffic is as good as dense, only slower.
-- *Down in proportion, up by steps.* What a slow request costs is a share of the cap, so that a cap that is far too
+- *Every request counts, once.* A request within the objective moves the limit up by a little, a slow one down by 49
+  times as much: it comes to rest where one request in 50 is slow. No window has to fill first, so sparse traffic is as
+  good as dense, only slower.
+- *Down in proportion, up by steps.* What a slow request costs is a share of the limit, so that one that is far too
   high falls fast; many slow ones at once, more than luck explains, halve it.
-- *What is known comes back.* A burst that halved the cap may have been chat's own. After some requests in a row
-  that were not slow, the cap returns near its mean of the last minute, and only from there feels its way.
-- *A cut counts when it has taken effect.* While more batch runs than the cap allows, what chat sees says nothing about
-  the cap, and does not move it.
-- *No chat, no cap.* After a while without chat all slots but the reserve are batch's; when chat comes back, so does the
-  cap that was known to hold.
-- *A cut without batch is no cut.* Where chat is slow on its own, the cap stays, and the state says so. What chat sees
+- *A cut counts when it has taken effect.* While more batch runs than a cut allows, what chat sees says nothing about
+  the limit, and does not move it. A limit that nobody reaches is not raised.
+- *No chat, no limit.* After a while without chat all slots but the reserve are batch's; the limit holds again from the
+  first chat request on.
+- *A cut without batch is no cut.* Where chat is slow on its own, the limit stays, and the state says so. What chat sees
   while no batch runs says nothing about batch: after a run of requests that were not slow, one is tried again.
-- *Waste is bounded.* Where chat finds no free slot it preempts; what that throws away counts against the cap too.
+- *Waste is bounded.* Where chat finds no free slot it preempts; what that throws away counts against the limit too.
 """
 
 from __future__ import annotations
@@ -34,41 +33,37 @@ from llmq.workers.chat_signal import Evidence
 #: The share of requests that may be slow: the objective is a p95.
 SLOW_SHARE = 0.05
 
-#: The cap comes to rest where this share is slow. Bursts push the share over it for a while, and what comes back after
-#: them does so again: aiming at all 5 % would miss the p95.
-AIM = 0.03
+#: The limit comes to rest where this share is slow. Bursts push the share over it, and where slots run out the slowest
+#: requests are far slower than the others: aiming at all 5 % would miss the p95.
+AIM = 0.02
 
-#: A slow request takes this share off the cap; smaller is steadier, and slower to find the place.
-DROP = 0.1
+#: A slow request takes this share off the limit; smaller is steadier, and slower to find the place.
+DROP = 0.05
 
-#: More slow requests at once than luck explains in one of 500 looks halve the cap.
+#: More slow requests at once than luck explains in one of 500 looks halve the limit.
 DOUBT = 0.002
 
-#: Steps are no smaller than with this cap: from 0 it has to come up again.
+#: Steps are no smaller than with this limit: from 0 it has to come up again.
 LEAST_SCALE = 2.0
 
 #: After so long without chat batch may have all slots.
 IDLE_S = 20.0
 
-#: The cap's mean that is known to hold: over how long, how near it a cut cap comes back, and how fast.
-KNOWN_S = 60.0
-NEAR = 0.8
-RECOVERY_S = 2.0
+#: So many requests in a row that were not slow are good news: one run in five where one request in 20 is slow.
+STREAK = 30
 
-#: So many requests in a row that were not slow bring it back: one in seven runs of them where one in five is slow.
-STREAK = 9
-
-#: So long after its last request batch is no cause of what chat sees; and the cap at which it is tried again.
+#: So long after its last request batch is no cause of what chat sees; and with how much it is tried again.
 CLEARED_S = 2.0
 PROBE = 1.2
 
-#: What batch has beside the first chat, as a share of what it may have: nothing is known yet. From there each streak
-#: doubles the cap, until the first slow request.
+#: The first limit, as a share of what batch may have: nothing is known yet. From there each streak doubles it, until
+#: the first slow request.
 FIRST_SHARE = 1 / 8
 
-#: Of the batch tokens made lately, the share that preemption may throw away, and by how much the cap gives way.
+#: Of the batch tokens made lately, the share that preemption may throw away, and by how much the limit gives way.
 WASTE_SHARE = 0.04
 WASTE_PAUSE_S = 2.0
+WASTE_DROP = 0.1
 
 
 class State(StrEnum):
@@ -76,9 +71,9 @@ class State(StrEnum):
 
     FIXED = "fixed"  # no objective, or nothing to measure: the reserve alone
     IDLE = "idle"  # no chat: batch has all slots but the reserve
-    HOLDS = "holds"  # the objective holds, or a slow request has just moved the cap
-    CUT = "cut"  # the objective was broken; the cap was halved, or the cut has yet to take effect
-    WASTE = "waste"  # chat preempts too much: the cap leaves it more free slots
+    HOLDS = "holds"  # the objective holds, or a slow request has just moved the limit
+    CUT = "cut"  # the objective was broken; the limit was halved, or the cut has yet to take effect
+    WASTE = "waste"  # chat preempts too much: the limit leaves it more free slots
     OWN_LOAD = "own_load"  # chat is slow without batch
 
 
@@ -87,88 +82,83 @@ class Seen:
     """What a worker sees at one moment.
 
     `fresh` is the evidence since the last step, `recent` that of requests that came since the operating point's
-    `since`. `batch` is how many batch requests run, `most` how many may without an objective (slots less the
-    reserve). `chat_idle_s` is how long no interactive request was here (None: there never was one), `wasted` the share
-    of the batch tokens made lately that preemption threw away.
+    `since`. `batch` and `chat` are how many requests run, `most` how many of batch may without an objective (slots less
+    the reserve). `chat_idle_s` is how long no interactive request was here (None: there never was one), `wasted` the
+    share of the batch tokens made lately that preemption threw away.
     """
 
     at: float
     fresh: Evidence
     recent: Evidence
     batch: int
+    chat: int
     most: int
     chat_idle_s: float | None
     wasted: float = 0.0
 
+    @property
+    def load(self) -> int:
+        """How much is in flight."""
+        return self.batch + self.chat
+
 
 @dataclass(frozen=True, slots=True)
 class Operating:
-    """The operating point: the batch cap, and what is known about it."""
+    """The operating point: the limit, and what is known about it.
 
-    cap: float
-    known: float
+    Since `since` at most `most_load` requests were in flight; at `batch_at` the last of batch ran.
+    """
+
+    limit: float
     at: float
     since: float
     slow_at: float = -math.inf
     streak: int = 0
     doubling: bool = True
-    most_batch: int = 0
+    most_load: int = 0
     batch_at: float = -math.inf
     state: State = State.IDLE
 
     @classmethod
     def start(cls, at: float, most: int, tuned: float | None = None) -> Operating:
-        """Return the first operating point: without chat batch may have what is free; beside it what was measured.
+        """Return the first operating point.
 
-        `tuned` is how many batch requests held beside chat when somebody measured it (`llmq tune`); without it a small
-        share is the beginning.
+        `tuned` is how many requests in flight held when somebody measured it (`llmq tune`); without it a small share of
+        what batch may have is the beginning.
         """
         if tuned is not None:
-            return cls(cap=most, known=min(tuned, float(most)), at=at, since=at, doubling=False)
-        return cls(cap=most, known=max(1.0, most * FIRST_SHARE), at=at, since=at)
+            return cls(limit=tuned, at=at, since=at, doubling=False)
+        return cls(limit=max(1.0, most * FIRST_SHARE), at=at, since=at)
 
-    @property
-    def batch_cap(self) -> int:
-        """The most batch requests to run now."""
-        return int(self.cap + 1e-6)
+    def batch_cap(self, chat: int, most: int) -> int:
+        """Return the most batch requests to run now, beside so many of chat."""
+        if self.state is State.IDLE and not chat:
+            return most
+        return max(0, min(most, math.floor(self.limit + 1e-6) - chat))
 
 
 def step(now: Operating, seen: Seen) -> Operating:
     """Return the next operating point."""
-    passed = max(0.0, seen.at - now.at)
     now = replace(
         now,
         at=seen.at,
-        most_batch=max(now.most_batch, seen.batch),
+        most_load=max(now.most_load, seen.load),
         batch_at=seen.at if seen.batch else now.batch_at,
-        cap=min(now.cap, seen.most),
     )
     if seen.chat_idle_s is None or seen.chat_idle_s > IDLE_S:
-        return replace(now, cap=seen.most, state=State.IDLE, since=seen.at, most_batch=seen.batch)
+        return replace(now, state=State.IDLE, since=seen.at, most_load=seen.load)
     if now.state is State.IDLE:
-        return replace(now, cap=min(now.known, seen.most), state=State.HOLDS, since=seen.at, most_batch=seen.batch)
-    if now.cap < 1 and seen.at - now.batch_at > CLEARED_S:
+        return replace(now, state=State.HOLDS, since=seen.at, most_load=seen.load)
+    if seen.at - now.batch_at > CLEARED_S:
         return _without_batch(now, seen)
-    if now.most_batch == 0 and seen.fresh.slow:
-        return replace(now, state=State.OWN_LOAD, since=seen.at)
     if is_broken(seen.recent):
-        cap = min(now.cap, now.most_batch) / 2
-        return replace(
-            now,
-            cap=cap,
-            since=seen.at,
-            slow_at=seen.at,
-            streak=0,
-            doubling=False,
-            most_batch=seen.batch,
-            state=State.CUT,
-        )
-    if seen.batch > now.batch_cap and now.state in (State.CUT, State.WASTE):
+        return _cut(now, seen)
+    if now.state in (State.CUT, State.WASTE) and seen.batch > now.batch_cap(seen.chat, seen.most):
         return replace(now, since=seen.at)
     if seen.wasted > WASTE_SHARE and seen.at - now.slow_at > WASTE_PAUSE_S and seen.batch:
-        cap = max(0.0, min(now.cap, now.most_batch) * (1 - DROP))
-        return replace(now, cap=cap, known=min(now.known, cap), slow_at=seen.at, state=State.WASTE)
-    return _move(now, seen, passed)
+        limit = min(now.limit, now.most_load) * (1 - WASTE_DROP)
+        return replace(now, limit=limit, slow_at=seen.at, state=State.WASTE)
+    return _move(now, seen)
 
 
 def is_broken(evidence: Evidence) -> bool:
@@ -183,33 +173,46 @@ def is_broken(evidence: Evidence) -> bool:
 
 
 def _without_batch(now: Operating, seen: Seen) -> Operating:
-    """Wait at a cap of nothing, until chat has been well for a while."""
+    """Wait without batch, until chat has been well for a while; then leave room for one batch request at least."""
     good, slow = seen.fresh.seen - seen.fresh.slow, seen.fresh.slow
     streak = 0 if slow else now.streak + good
     if streak >= STREAK:
-        return replace(now, cap=min(PROBE, float(seen.most)), streak=0, since=seen.at, most_batch=0, state=State.HOLDS)
+        limit = max(now.limit, seen.chat + min(PROBE, float(seen.most)))
+        return replace(now, limit=limit, streak=0, since=seen.at, most_load=0, state=State.HOLDS)
     state = State.OWN_LOAD if slow else now.state
-    return replace(now, streak=streak, since=seen.at, most_batch=0, state=state)
+    return replace(now, streak=streak, since=seen.at, most_load=0, state=state)
 
 
-def _move(now: Operating, seen: Seen, passed: float) -> Operating:
-    """Move the cap by each request that was seen."""
-    good, slow = seen.fresh.seen - seen.fresh.slow, seen.fresh.slow
-    scale, known = max(LEAST_SCALE, now.cap), now.known
-    cap = now.cap - slow * DROP * scale
-    slow_at = seen.at if slow else now.slow_at
-    streak = 0 if slow else now.streak + good
-    # A cap that batch does not reach says nothing about what would be if it did.
-    if seen.batch >= now.batch_cap:
-        cap += good * DROP * scale * AIM / (1 - AIM)
-        if now.doubling and streak >= STREAK:
-            cap, streak = cap * 2, 0
-    if cap < NEAR * known and streak >= STREAK:
-        cap = min(NEAR * known, cap + known * passed / RECOVERY_S)
-        if cap >= NEAR * known:
-            known = cap  # spent: what held once is not believed twice
-    cap = min(max(cap, 0.0), float(seen.most))
-    known += (cap - known) * min(1.0, passed / KNOWN_S)
+def _cut(now: Operating, seen: Seen) -> Operating:
+    """Halve the limit, or what was really in flight where that is less."""
     return replace(
-        now, cap=cap, known=known, slow_at=slow_at, streak=streak, doubling=now.doubling and not slow, state=State.HOLDS
+        now,
+        limit=min(now.limit, now.most_load) / 2,
+        since=seen.at,
+        slow_at=seen.at,
+        streak=0,
+        doubling=False,
+        most_load=seen.load,
+        state=State.CUT,
+    )
+
+
+def _move(now: Operating, seen: Seen) -> Operating:
+    """Move the limit by each request that was seen."""
+    good, slow = seen.fresh.seen - seen.fresh.slow, seen.fresh.slow
+    step_down = DROP * max(LEAST_SCALE, now.limit)
+    limit = now.limit - slow * step_down
+    streak = 0 if slow else now.streak + good
+    # A limit that is not reached says nothing about what would be if it were.
+    if seen.load >= math.floor(now.limit):
+        limit += good * step_down * AIM / (1 - AIM)
+        if now.doubling and streak >= STREAK:
+            limit, streak = limit * 2, 0
+    return replace(
+        now,
+        limit=min(max(limit, 0.0), float(max(seen.most, seen.load))),
+        slow_at=seen.at if slow else now.slow_at,
+        streak=streak,
+        doubling=now.doubling and not slow,
+        state=State.HOLDS,
     )

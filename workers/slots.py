@@ -22,7 +22,7 @@ from llmq.workers.allowance import Allowance, Candidate, Snapshot, allow, defaul
 from llmq.workers.desk import VERDICTS, Desk
 from llmq.workers.executor import MAX_CRASHES, Executor, Running, Stop
 from llmq.workers.gate import Gate
-from llmq.workers.governing import Governing, Load
+from llmq.workers.governing import Governing, Load, prompt_tokens
 from llmq.workers.measuring import Measuring
 
 
@@ -121,10 +121,10 @@ class Slots:
 
     def load(self) -> Load:
         """Return what the governor goes by."""
-        batch = [running for running in self._executor.running.values() if running.lease.cls is TrafficClass.BATCH]
-        held = sum(1 for lease in self.desk.held if lease.cls is TrafficClass.BATCH)
-        unread = held - sum(1 for running in batch if running.tokens)
-        return Load(batch=held, prefilling=unread, most=self._most)
+        read = {fence for fence, running in self._executor.running.items() if running.tokens}
+        held = [lease for lease in self.desk.held if lease.cls is TrafficClass.BATCH]
+        unread = sum(max(1, prompt_tokens(lease)) for lease in held if lease.fence not in read)
+        return Load(batch=len(held), unread=unread, most=self._most)
 
     def may_start(self, lease: Lease) -> bool:
         """Whether a lease may run beside those that are held: a suspect in its last attempt and batch take turns.

@@ -28,7 +28,7 @@ from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.logs import Event, note
 from llmq.scheduler.queue import KEY_ID
 from llmq.scheduler.scripts import Beat
-from llmq.scheduler.tuned import tuned_for
+from llmq.scheduler.tuned import Tuned, tuned_for
 from llmq.workers.bells import LISTEN_S, Bells
 from llmq.workers.card import Card
 from llmq.workers.contact import Contact
@@ -314,10 +314,9 @@ class Worker:
         self._slots.make_way()
         self._desk.look()
 
-    def _tuned(self) -> float | None:
-        """Return how many batch requests `llmq tune` found to hold at this engine; None where it was not asked."""
-        found = tuned_for(self._config or {}, self._card.engine.kind, self._card.engine.models)
-        return None if found is None else float(found.batch)
+    def _tuned(self) -> Tuned | None:
+        """Return what `llmq tune` found to hold at this engine; None where it was not asked."""
+        return tuned_for(self._config or {}, self._card.engine.kind, self._card.engine.models)
 
     # --- loops ----------------------------------------------------------------------------------------------------
 

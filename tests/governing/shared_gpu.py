@@ -73,7 +73,7 @@ class _Line:
     task: asyncio.Task[None] | None = None
     tokens: int = 0
     lengths: tuple[int, int] = (0, 0)
-    """Tokens of its prompt and its answer."""
+    """Tokens of its prompt and its answer: of what is left of it, where it was cut off before."""
 
 
 class SharedGpu:
@@ -119,12 +119,14 @@ class SharedGpu:
         left = [watching, *(line.task for line in self._lines if line.task is not None)]
         for task in left:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        for found in await asyncio.gather(*left, return_exceptions=True):
+            if isinstance(found, Exception):
+                raise found
         return self.outcome
 
     def _load(self) -> Load:
-        unread = sum(1 for line in self._lines if not line.tokens)
-        return Load(batch=len(self._lines), prefilling=unread, most=self._gpu.slots - self._gpu.reserve)
+        unread = sum(line.lengths[0] for line in self._lines if not line.tokens)
+        return Load(batch=len(self._lines), unread=unread, most=self._gpu.slots - self._gpu.reserve)
 
     def _allowed(self) -> int:
         free = self._gpu.slots - self._gpu.reserve - self._chats
@@ -134,7 +136,8 @@ class SharedGpu:
     def _act(self) -> None:
         self._preempt(self._governing.excess(self._load()))
         while len(self._lines) < self._allowed():
-            line = _Line(self._lease(TrafficClass.BATCH), self._loop.time())
+            lengths = self._back.pop(0) if self._back else self._new_lengths()
+            line = _Line(self._lease(TrafficClass.BATCH, lengths[0]), self._loop.time(), lengths=lengths)
             self._lines.append(line)
             self._governing.taken(line.lease, 0.0)
             line.task = asyncio.create_task(self._line(line))
@@ -154,7 +157,7 @@ class SharedGpu:
             line.task.cancel()
 
     async def _chat(self, arrival: Arrival) -> None:
-        came, lease, begun = self._loop.time(), self._lease(TrafficClass.INTERACTIVE), False
+        came, lease, begun = self._loop.time(), self._lease(TrafficClass.INTERACTIVE, arrival.prompt), False
         self._chats += 1
         self._governing.taken(lease, 0.0)
         self._preempt(self._chats + len(self._lines) - self._gpu.slots)
@@ -177,10 +180,6 @@ class SharedGpu:
             self.outcome.made += count
             self._governing.token(line.lease, first=line.tokens == count)
 
-        if self._back:
-            line.lengths = self._back.pop(0)
-        else:
-            line.lengths = self._luck.randint(*self._gpu.prompt), self._luck.randint(*self._gpu.answer)
         await self._engine.serve(Work(*line.lengths, 1, on_tokens))
         self._lines.remove(line)
         self._act()
@@ -193,14 +192,17 @@ class SharedGpu:
             self.outcome.states[self._governing.state.value] += 1
             await asyncio.sleep(STEP_S)
 
-    def _lease(self, cls: TrafficClass) -> Lease:
+    def _new_lengths(self) -> tuple[int, int]:
+        return self._luck.randint(*self._gpu.prompt), self._luck.randint(*self._gpu.answer)
+
+    def _lease(self, cls: TrafficClass, prompt: int) -> Lease:
         self._count += 1
         return Lease(
             fence=Fence(cls.letter, f"{self._count}-0", 1),
             cls=cls,
             tenant="default",
             why=Why.CHAT if cls is TrafficClass.INTERACTIVE else Why.BUCKET,
-            data=b"",
+            data=b"text" * prompt,
             cost=1,
             key="",
             reply_to="",

@@ -166,7 +166,8 @@ class SimGpu:
             self._running.remove(work)
             work.done.set_exception(error)
             return
-        if work.answer_left == 0:
+        # A listener may have cancelled the very request that it was told of.
+        if work.answer_left == 0 and not work.done.done():
             self._running.remove(work)
             work.done.set_result(None)
 
