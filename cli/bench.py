@@ -10,11 +10,11 @@ import asyncio
 import json as json_module
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from llmq.workers.engines.base import EngineInfo
     from llmq.workers.engines.discovery import FoundEngine
     from llmq.workers.trial.figures import Row
+    from llmq.workers.trial.metered import MeteredEngine
     from llmq.workers.trial.phase import Phase
     from llmq.workers.trial.setting import Setting, Wanted
 
@@ -164,7 +165,7 @@ async def _bench(asked: Bench) -> None:
         ):
             engine = MeteredEngine(found.engine)
             setting = await set_up(engine, found.info, asked.wanted, notice)
-            phases = await _phases(asked, session, setting, engine)
+            phases = await _phases(asked, session, setting, engine, await _tuned(session, found.info))
     except asyncio.CancelledError:
         raise Interrupted("interrupted; the queues of the bench are gone, and nothing was written") from None
     rows = rows_of(phases)
@@ -178,7 +179,21 @@ async def _bench(asked: Bench) -> None:
         notice(f"wrote {file}")
 
 
-async def _phases(asked: Bench, session: Session, setting: Setting, engine: Any) -> list[Phase]:
+async def _tuned(session: Session, info: EngineInfo) -> dict[str, str]:
+    """Return what `llmq tune` has stored for this engine: where a worker of the user's own queue would begin."""
+    from llmq.scheduler.tuned import field_of
+
+    field = field_of(info.kind, info.models)
+    stored = await cast(Any, session.queue.redis).hget(session.queue.keys.config, field)
+    if stored is None:
+        return {}
+    notice("the governor begins where `llmq tune` has measured")
+    return {field: stored.decode(errors="replace")}
+
+
+async def _phases(
+    asked: Bench, session: Session, setting: Setting, engine: MeteredEngine, tuned: Mapping[str, str]
+) -> list[Phase]:
     from llmq.workers.trial.figures import rows_of
     from llmq.workers.trial.phase import queued, straight
 
@@ -198,7 +213,10 @@ async def _phases(asked: Bench, session: Session, setting: Setting, engine: Any)
     phases.append(await straight(straight_name, plan, engine, STRAIGHT * plan.slots))
     say(phases[-1])
     objective_s = asked.factor * rows_of(phases[:1])[0].p95_s
-    phases.append(await queued("llmq", plan, engine, queue("llmq"), session.url, lines=lines, objective_s=objective_s))
+    governed = queued(
+        "llmq", plan, engine, queue("llmq"), session.url, lines=lines, objective_s=objective_s, config=tuned
+    )
+    phases.append(await governed)
     say(phases[-1])
     for cap in asked.caps:
         name = f"fixed cap {cap}"

@@ -85,7 +85,14 @@ async def _tune(
         engine = MeteredEngine(opened.engine)
         setting = await set_up(engine, opened.info, wanted, notice)
         found = await find_limits(setting, engine, factor, notice)
-        tuned = Tuned(found.batch, found.prefill_tps, found.alone.p95_s, setting.chat_a_second, time.time())
+        tuned = Tuned(
+            batch=found.batch,
+            prefill_tps=found.prefill_tps,
+            alone_s=found.alone.p95_s,
+            chat_rate=setting.chat_a_second,
+            at=time.time(),
+            chat=found.chat_in_flight,
+        )
         await asyncio.shield(store_tuned(session.queue, opened.info.kind, opened.info.models, tuned))
     return found, opened.info, tuned
 
@@ -102,7 +109,7 @@ def _print(found: Found, info: EngineInfo, queue: str) -> None:
     print_facts(
         {
             "engine": f"{info.kind}{' (SIMULATED)' if info.simulated else ''} {', '.join(info.models[:1])}",
-            "batch": f"{found.batch} requests at once hold",
+            "batch": f"{found.batch} requests at once hold, beside {found.chat_in_flight:.1f} of chat on average",
             "prompts": f"{found.prefill_tps:,.0f} prompt tokens of batch a second hold",
             "objective": f"llmq set ttft_p95 {max(1, round(found.alone.p95_s * 1100))}ms   (1.1 x chat alone)",
             "stored": f"in queue {queue}, for workers that start from now on",
@@ -117,6 +124,7 @@ def _to_json(found: Found, info: EngineInfo, tuned: Tuned, queue: str) -> dict[s
         "engine": info.kind,
         "models": list(info.models),
         "batch": tuned.batch,
+        "chat_in_flight": round(tuned.chat, 2),
         "prefill_tps": round(tuned.prefill_tps),
         "alone": found.alone.to_json(),
         "trials": [

@@ -136,7 +136,8 @@ class Governing:
             return "first tokens are not to be seen" if self.signal.blind and asked.stated else "no objective"
         wanted = ((self.ttft_p95(), asked.ttft_p95_s, "first token"), (self.itl_p95(), asked.itl_p95_s, "next token"))
         said = [f"{name} p95 {_ms(p95)} of {_ms(limit)}" for p95, limit, name in wanted if limit is not None]
-        return ", ".join((*said, f"{self.signal.in_flight} chat, at most {now.limit:.1f} in flight", MEANING[now.state]))
+        limit = f"{self.signal.in_flight} chat, at most {now.limit:.1f} in flight"
+        return ", ".join((*said, limit, MEANING[now.state]))
 
     # --- what the executor and the slots report -----------------------------------------------------------------------
 
@@ -194,7 +195,7 @@ class Governing:
             return
         tuned = self._tuned()
         self._reading.tokens_a_second = tuned.prefill_tps if tuned else 0.0
-        before = self._operating or Operating.start(now, load.most, tuned and tuned.in_flight)
+        before = self._operating or Operating.start(now, load.most, tuned.in_flight if tuned else None)
         seen = Seen(
             at=now,
             fresh=self.signal.fresh(),

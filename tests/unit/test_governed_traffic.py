@@ -7,12 +7,16 @@ import itertools
 import pytest
 
 from llmq.workers.traffic import Arrival, recorded, scaled
-from tests.governing.shared_gpu import Gpu, Outcome, SharedGpu
+from llmq.workers.trial.figures import rows_of
+from llmq.workers.trial.phase import Phase
+from tests.governing.scenes import LARGE
+from tests.governing.shared_gpu import Outcome, SharedGpu
 from tests.governing.virtual_time import run_virtually
 
-#: About an 8-billion model on a large GPU; and a small engine whose batch is short.
-LARGE = Gpu(64, 30_000, 150, reserve=7, prompt=(100, 800), answer=(100, 400))
 SECONDS = 240.0
+
+#: The objective, as a multiple of chat alone's p95.
+FACTOR = 1.1
 
 
 def arrivals() -> list[Arrival]:
@@ -34,7 +38,7 @@ def alone() -> Outcome:
 @pytest.fixture(scope="module")
 def governed(alone: Outcome) -> Outcome:
     """Chat and batch under the governor."""
-    return run(ttft_p95_s=1.15 * alone.p95)
+    return run(ttft_p95_s=FACTOR * alone.p95)
 
 
 def test_the_recording_is_what_was_published() -> None:
@@ -46,12 +50,20 @@ def test_the_recording_is_what_was_published() -> None:
 
 
 def test_chat_keeps_its_speed(alone: Outcome, governed: Outcome) -> None:
-    """Chat's p95 beside an endless batch stays within the objective's reach of chat alone."""
-    assert governed.p95 <= 1.18 * alone.p95
+    """Chat's p95 beside an endless batch, over the whole run and from nothing known on, meets the objective."""
+    assert governed.p95 <= FACTOR * alone.p95
+
+
+def test_chat_keeps_it_in_bursts_and_from_window_to_window(alone: Outcome, governed: Outcome) -> None:
+    """The first seconds of bursts are near what they are alone, and few five-second windows more are slow."""
+    phases = [Phase(name, SECONDS, 0.0, list(run.firsts)) for name, run in (("alone", alone), ("governed", governed))]
+    first, second = rows_of(phases)
+    assert second.burst_ratio <= 1.15 * first.burst_ratio
+    assert second.within >= first.within - 0.08
 
 
 def test_without_a_governor_it_does_not(alone: Outcome) -> None:
-    """The test above can fail: with all slots batch's but the reserve, chat is much slower."""
+    """The tests above can fail: with all slots batch's but the reserve, chat is much slower."""
     assert run(cap=64).p95 > 1.2 * alone.p95
 
 
@@ -66,13 +78,19 @@ def test_little_is_thrown_away(governed: Outcome) -> None:
     assert governed.wasted_share < 0.05
 
 
-def test_the_cap_does_not_swing_between_nothing_and_all(governed: Outcome) -> None:
-    """After the first minute it is neither at zero nor open for long while chat is there."""
+def test_batch_is_never_shut_out_for_long(governed: Outcome) -> None:
+    """At 7 chat requests a second chat alone fills the limit at times: batch waits for its end, not half a minute."""
+    out = [len(list(steps)) for shut, steps in itertools.groupby(governed.caps, lambda at: at[1] <= 0) if shut]
+    assert max(out) < 300  # steps of a tenth of a second
+    assert sum(out) < 0.5 * len(governed.caps)
+
+
+def test_the_cap_does_not_swing_open(governed: Outcome) -> None:
+    """After the first minute it is never open for long while chat is there."""
     caps = [cap for at, cap in governed.caps if at > 60]
-    assert sum(cap <= 0 for cap in caps) < 0.2 * len(caps)
     assert sum(cap >= 50 for cap in caps) < 0.05 * len(caps)
 
 
 def test_the_same_run_gives_the_same_figures(governed: Outcome, alone: Outcome) -> None:
     """Virtual time: nothing depends on the machine."""
-    assert governed.firsts == run(ttft_p95_s=1.15 * alone.p95).firsts
+    assert governed.firsts == run(ttft_p95_s=FACTOR * alone.p95).firsts

@@ -14,7 +14,6 @@ from llmq.scheduler.errors import UsageError
 from llmq.scheduler.job import Job
 from llmq.scheduler.tuned import Tuned, field_of, tuned_for
 from llmq.workers.engines.sim import SimEngine
-from llmq.workers.governor import Operating
 from llmq.workers.traffic import Arrival, rate_for, recorded, recorded_in, scaled
 from llmq.workers.trial.capacity import measure_pace
 from llmq.workers.trial.figures import bursts, quantile, rows_of, windows
@@ -134,8 +133,10 @@ def test_what_was_tuned_is_read_for_its_engine_and_model_only() -> None:
         assert tuned_for({field_of("vllm", ["m"]).encode(): wrong}, "vllm", ("m",)) is None
 
 
-def test_a_governor_begins_where_it_was_tuned() -> None:
-    """Instead of with a small share; never above what may run at all."""
-    assert [5.0, 8.0] == [Operating.start(0.0, 8, tuned).known for tuned in (5.0, 50.0)]
-    assert Operating.start(0.0, 8).known < 5.0
-    assert 0.0 == Operating.start(0.0, 8, 0.0).known
+def test_what_is_stored_without_chat_in_flight_is_read_all_the_same() -> None:
+    """An earlier version did not store it; what held is then taken to be batch alone."""
+    text = b'{"batch": 5, "prefill_tps": 900.0, "alone_s": 0.1, "chat_rate": 2.0, "at": 1.0'
+    for rest, in_flight in ((b"}", 5.0), (b', "chat": 2.5}', 7.5)):
+        found = tuned_for({field_of("vllm", ["m"]).encode(): text + rest}, "vllm", ("m",))
+        assert found is not None
+        assert found.in_flight == in_flight

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
+from llmq.scheduler import scripts
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.client import AsyncClient
 from llmq.scheduler.errors import LLMQError
@@ -40,7 +42,7 @@ class Phase:
     """What came of one phase. Times are seconds from its beginning.
 
     `firsts` are (when a chat request came, seconds to its first token, None where none came); `made` are batch tokens
-    within `seconds`, less the first `warmup` seconds.
+    within `seconds`, less the first `warmup` seconds. `chat_s` is how long chat requests were in flight, in all.
     """
 
     name: str
@@ -53,6 +55,12 @@ class Phase:
     wasted_tokens: int = 0
     objective_s: float | None = None
     all_made: int = 0
+    chat_s: float = 0.0
+
+    @property
+    def chat_in_flight(self) -> float:
+        """How many chat requests were in flight on average."""
+        return self.chat_s / self.seconds
 
     @property
     def batch_tps(self) -> float:
@@ -119,12 +127,18 @@ async def queued(
     lines: int = 0,
     objective_s: float | None = None,
     batch_cap: int | None = None,
+    config: Mapping[str, str] = MappingProxyType({}),
 ) -> Phase:
-    """Send chat, and `lines` batch lines as one batch, through a queue of its own; all of it is gone afterwards."""
+    """Send chat, and `lines` batch lines as one batch, through a queue of its own; all of it is gone afterwards.
+
+    `config` are fields of the queue's config hash, as `llmq tune` stores them.
+    """
     requests = plan.requests()
     shutdown, ready = Shutdown(), asyncio.Event()
     if objective_s is not None:
         await queue.set("ttft_p95", f"{max(1, round(objective_s * 1000))}ms")
+    if config:
+        await scripts.run(queue.redis, scripts.configure(queue.keys, config))
     options = WorkerOptions(
         queue=queue.name, concurrency=plan.slots, batch_cap=batch_cap, grace=0.0, announce=lambda line: ready.set()
     )
@@ -189,6 +203,7 @@ async def _measure(name: str, plan: Plan, engine: MeteredEngine, send: SendChat)
             pass  # without a first token it counts as one that never came
         finally:
             phase.firsts.append((arrival.at, seen[0] if seen else None))
+            phase.chat_s += time.monotonic() - began - arrival.at
 
     async def count() -> None:
         await asyncio.sleep(plan.warmup)

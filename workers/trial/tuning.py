@@ -34,11 +34,15 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What held: the most batch requests, the most prompt tokens a second; and everything that was tried."""
+    """What held: the most batch requests, the most prompt tokens a second; and everything that was tried.
+
+    `chat_in_flight` is how much chat the most batch requests held beside, on average.
+    """
 
     batch: int
     prefill_tps: float
     alone: Row
+    chat_in_flight: float
     trials: list[Trial]
 
 
@@ -56,8 +60,14 @@ async def find_limits(setting: Setting, engine: MeteredEngine, factor: float, sa
         say(f"{phase.name}: p95 {row.p95_s * 1000:.0f} ms, {row.ratio:.2f} x: {'holds' if holds else 'does not hold'}")
         return holds
 
+    chat = first.chat_in_flight
+
     async def with_batch(count: int) -> bool:
-        return judge(await straight(f"{count} batch", plan, engine, count), count, 0.0)
+        nonlocal chat
+        phase = await straight(f"{count} batch", plan, engine, count)
+        if holds := judge(phase, count, 0.0):
+            chat = phase.chat_in_flight
+        return holds
 
     async def with_reading(tps: float) -> bool:
         prompt = max(1, round(READ_PROMPT * setting.tokens))
@@ -69,7 +79,7 @@ async def find_limits(setting: Setting, engine: MeteredEngine, factor: float, sa
         if not await with_reading(tps := share * setting.pace.prefill_tps):
             break
         prefill_tps = tps
-    return Found(batch, prefill_tps, alone, trials)
+    return Found(batch, prefill_tps, alone, chat, trials)
 
 
 async def most_that_holds(most: int, holds: Callable[[int], Awaitable[bool]]) -> int:

@@ -1,0 +1,32 @@
+"""Reading: when a batch prompt may be begun beside chat."""
+
+from __future__ import annotations
+
+from llmq.workers.reading import UNREAD, YIELD_S, Reading
+
+
+def test_long_prompts_are_read_one_at_a_time_and_short_ones_together() -> None:
+    """What counts is how many tokens the engine has yet to read, with chat here or not."""
+    reading = Reading()
+    for chat in (True, False):
+        assert reading.may_begin(0.0, unread=0, waiting=0, chat=chat)
+        assert reading.may_begin(0.0, unread=UNREAD - 1, waiting=0, chat=chat)
+        assert not reading.may_begin(0.0, unread=UNREAD, waiting=0, chat=chat)
+
+
+def test_no_prompt_is_begun_while_chat_waits_but_for_a_second_only() -> None:
+    """Chat comes first; a chat request that waits for long does not stop batch altogether."""
+    reading = Reading()
+    reading.begun(10.0, 100)
+    assert reading.may_begin(10.1, unread=0, waiting=0, chat=True)
+    assert not reading.may_begin(10.1, unread=0, waiting=1, chat=True)
+    assert reading.may_begin(10.0 + YIELD_S, unread=0, waiting=1, chat=True)
+
+
+def test_prompts_keep_to_the_rate_that_was_measured_while_chat_is_here() -> None:
+    """1,000 tokens at 500 a second: the next one two seconds later, however short it is. Without chat at once."""
+    reading = Reading(tokens_a_second=500.0)
+    reading.begun(0.0, 1000)
+    assert not reading.may_begin(1.9, unread=0, waiting=0, chat=True)
+    assert reading.may_begin(1.9, unread=0, waiting=0, chat=False)
+    assert reading.may_begin(2.0, unread=0, waiting=0, chat=True)
