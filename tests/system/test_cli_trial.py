@@ -78,7 +78,7 @@ def test_what_cannot_be_measured_is_refused_at_once(arguments: tuple[str, ...], 
     assert said in done.error
 
 
-def test_tune_stores_what_holds_and_a_worker_begins_there(url: str) -> None:
+def test_tune_stores_what_holds_and_workers_and_bench_begin_there(url: str, tmp_path: Path) -> None:
     """G9: stored in the queue for engine and model; read again by the next run of the command."""
     options = ("--engine", GPU, "--seconds", "4s", "--tokens", "0.1", "--share", "0.6", "--factor", "1.6")
     done = llmq("tune", *options, "--json", url=url)
@@ -89,8 +89,13 @@ def test_tune_stores_what_holds_and_a_worker_begins_there(url: str) -> None:
     assert {trial["batch"] for trial in found["trials"]} >= {1}
     with client_of(url) as redis:
         stored = json.loads(redis.hget("llmq:{default}:config", "tuned.sim|sim"))
-    assert found["batch"] == stored["batch"]
+    assert (found["batch"], found["chat_in_flight"]) == (stored["batch"], round(stored["chat"], 2))
     text = llmq("tune", *options, url=url)
     assert 0 == text.code
     assert "requests at once hold" in text.out
     assert "llmq set ttft_p95" in text.out
+    bench = llmq(
+        "bench", *options[:2], "--seconds", "3s", "--warmup", "0s", *options[4:8], "-o", tmp_path / "b", url=url
+    )
+    assert 0 == bench.code, bench.err
+    assert "the governor begins where `llmq tune` has measured" in bench.err

@@ -138,6 +138,24 @@ def test_a_long_prompt_slows_down_the_tokens_of_others() -> None:
     assert pytest.approx(1 / 100 + 512 / 5000) == slowest
 
 
+def test_a_request_that_its_own_token_ends_stops_nobody_else() -> None:
+    """G9: a first token may be what makes the worker preempt that very request; the GPU goes on with the others."""
+
+    async def main() -> EngineAnswer:
+        engine = simulated()
+
+        def give_up(text: str, chunk: bytes) -> None:
+            given_up.cancel()
+
+        given_up = asyncio.create_task(engine.run(chat(max_tokens=1), give_up))
+        other = asyncio.create_task(engine.run(chat(**exactly(20)), lambda text, chunk: None))
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        return await other
+
+    assert 200 == simulate(main).status_code
+
+
 def test_an_arrival_ends_what_was_computed_ahead() -> None:
     """Nobody watches the first request, so its steps are one timer: the second one still starts with the next step."""
 
