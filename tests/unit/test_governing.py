@@ -1,0 +1,140 @@
+"""Governing: what a worker's governor lets run, given what its slots and its executor report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llmq.scheduler.job import TrafficClass
+from llmq.scheduler.lease import Fence, Lease, Why
+from llmq.scheduler.live import LiveSettings
+from llmq.scheduler.tuned import Tuned
+from llmq.workers.governing import STEP_S, Governing, Load
+from llmq.workers.governor import IDLE_S, State
+from llmq.workers.reading import UNREAD
+
+MOST = 16
+
+
+@dataclass
+class Worker:
+    """A worker's slots on a clock that the test moves, with a limit of 8 as tuned."""
+
+    now: float = 100.0
+    load: Load = field(default_factory=lambda: Load(batch=0, unread=0, most=MOST))
+    moved: int = 0
+    stated: dict[bytes, bytes] = field(default_factory=lambda: {b"ttft_p95": b"100"})
+
+    def __post_init__(self) -> None:
+        self.governing = Governing(
+            lambda: LiveSettings.from_hash(self.stated),
+            lambda: self.load,
+            self._move,
+            lambda: self.now,
+            tuned=lambda: Tuned(batch=6, prefill_tps=1000.0, alone_s=0.05, chat_rate=1.0, at=0.0, chat=2.0),
+        )
+
+    def _move(self) -> None:
+        self.moved += 1
+
+    def step(self, passed: float = STEP_S) -> None:
+        self.now += passed
+        self.governing.step()
+
+    @property
+    def cap(self) -> int | None:
+        return self.governing.batch_cap(self.load)
+
+    def run(self, batch: int, unread: int = 0) -> None:
+        self.load = Load(batch, unread, MOST)
+
+
+def lease(number: int, cls: TrafficClass = TrafficClass.INTERACTIVE, prompt: int = 100) -> Lease:
+    return Lease(
+        fence=Fence(cls.letter, f"{number}-0", 1), cls=cls, tenant="default", why=Why.CHAT, data=b"text" * prompt,
+        cost=1, key="", reply_to="", queued_at=0.0,
+    )  # fmt: skip
+
+
+def beside_chat() -> Worker:
+    """Return a worker whose only chat request makes tokens, with as much batch as it bears."""
+    worker = Worker()
+    worker.governing.taken(lease(1), 0.0)
+    worker.step()
+    worker.run(7)
+    worker.governing.token(lease(1), first=True)
+    worker.step()
+    return worker
+
+
+def test_without_an_objective_only_the_reserve_holds() -> None:
+    """And the worker says so."""
+    worker = Worker(stated={})
+    worker.step()
+    assert (None, State.FIXED, "no objective") == (worker.cap, worker.governing.state, worker.governing.reason)
+
+
+def test_each_chat_request_takes_its_place_from_batch_at_once() -> None:
+    """No step, and nobody who was slow, is needed: the limit is on both together."""
+    worker = beside_chat()
+    assert 7 == worker.cap
+    worker.governing.taken(lease(2), 0.0)
+    assert 6 == worker.cap
+    worker.governing.ended(lease(2))
+    assert 7 == worker.cap
+
+
+def test_what_chat_s_coming_leaves_no_room_for_is_left_to_end() -> None:
+    """Aborted requests would have their prompts read again; much more than was ever borne is preempted all the same."""
+    worker = beside_chat()
+    for number in range(2, 6):
+        worker.governing.taken(lease(number), 0.0)
+    assert 0 == worker.governing.excess(worker.load)
+    worker.run(16)
+    assert 13 == worker.governing.excess(worker.load)
+
+
+def test_chat_that_comes_after_a_pause_is_heeded_before_the_next_step() -> None:
+    """Batch had all slots; with the first chat request what is too much is preempted."""
+    worker = beside_chat()
+    worker.governing.ended(lease(1))
+    worker.run(16)
+    worker.step(IDLE_S + 1)
+    assert (State.IDLE, 16, 0) == (worker.governing.state, worker.cap, worker.governing.excess(worker.load))
+    moved = worker.moved
+    worker.governing.taken(lease(2), 0.0)
+    assert (7, 9) == (worker.cap, worker.governing.excess(worker.load))
+    assert worker.moved == moved + 1
+
+
+def test_a_prompt_that_is_being_read_holds_back_the_next_one_with_chat_here_or_not() -> None:
+    """What chat meets after a pause is one long prompt, not one in each slot; before any chat came nothing is held."""
+    worker = Worker()
+    worker.step()
+    worker.run(3, unread=UNREAD)
+    assert worker.cap == MOST
+    worker = beside_chat()
+    worker.governing.ended(lease(1))
+    worker.run(3, unread=UNREAD)
+    assert 3 == worker.cap
+    worker.step(IDLE_S + 1)
+    assert 3 == worker.cap
+    worker.run(3)
+    assert 4 == worker.cap
+
+
+def test_beside_chat_prompts_are_read_no_faster_than_was_tuned() -> None:
+    """1,000 prompt tokens a second: after one of 2,000 the next waits for two seconds."""
+    worker = beside_chat()
+    worker.run(3)
+    worker.governing.taken(lease(9, TrafficClass.BATCH, prompt=2000), 0.0)
+    assert 3 == worker.cap
+    worker.now += 2.0
+    assert 4 == worker.cap
+
+
+def test_it_says_what_is_asked_what_is_seen_and_what_follows() -> None:
+    """For `llmq workers`: an operator sees why batch has the cap that it has."""
+    worker = beside_chat()
+    worker.step(1.0)
+    said = "first token p95 100 ms of 100 ms, 1 chat, at most 8.0 in flight, the limit feels its way"
+    assert said == worker.governing.reason
