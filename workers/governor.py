@@ -56,9 +56,10 @@ STREAK = 30
 CLEARED_S = 2.0
 PROBE = 1.2
 
-#: The first limit, as a share of what batch may have: nothing is known yet. From there each streak doubles it, until
-#: the first slow request.
+#: The first limit, as a share of what batch may have, and at least: one chat request and one of batch. Nothing is known
+#: yet; from there each streak doubles it, until the first slow request.
 FIRST_SHARE = 1 / 8
+FIRST_LEAST = 2.0
 
 #: Of the batch tokens made lately, the share that preemption may throw away, and by how much the limit gives way.
 WASTE_SHARE = 0.04
@@ -128,7 +129,7 @@ class Operating:
         """
         if tuned is not None:
             return cls(limit=tuned, at=at, since=at, doubling=False)
-        return cls(limit=max(1.0, most * FIRST_SHARE), at=at, since=at)
+        return cls(limit=max(FIRST_LEAST, most * FIRST_SHARE), at=at, since=at)
 
     def batch_cap(self, chat: int, most: int) -> int:
         """Return the most batch requests to run now, beside so many of chat."""
