@@ -34,8 +34,11 @@ class Tuned:
 
     @property
     def in_flight(self) -> float:
-        """How many requests in flight held, chat's among them."""
-        return self.batch + self.chat
+        """How many requests in flight held, chat's among them.
+
+        What matters is what a chat request meets: on average as many others as are in flight, and itself.
+        """
+        return self.batch + 1 + self.chat if self.batch else self.chat
 
 
 def field_of(kind: str, models: Sequence[str]) -> str:

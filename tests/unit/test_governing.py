@@ -30,7 +30,7 @@ class Worker:
             lambda: self.load,
             self._move,
             lambda: self.now,
-            tuned=lambda: Tuned(batch=6, prefill_tps=1000.0, alone_s=0.05, chat_rate=1.0, at=0.0, chat=2.0),
+            tuned=lambda: Tuned(batch=5, prefill_tps=1000.0, alone_s=0.05, chat_rate=1.0, at=0.0, chat=2.0),
         )
 
     def _move(self) -> None:

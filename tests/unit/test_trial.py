@@ -136,7 +136,8 @@ def test_what_was_tuned_is_read_for_its_engine_and_model_only() -> None:
 def test_what_is_stored_without_chat_in_flight_is_read_all_the_same() -> None:
     """An earlier version did not store it; what held is then taken to be batch alone."""
     text = b'{"batch": 5, "prefill_tps": 900.0, "alone_s": 0.1, "chat_rate": 2.0, "at": 1.0'
-    for rest, in_flight in ((b"}", 5.0), (b', "chat": 2.5}', 7.5)):
+    for rest, in_flight in ((b"}", 6.0), (b', "chat": 2.5}', 8.5)):
         found = tuned_for({field_of("vllm", ["m"]).encode(): text + rest}, "vllm", ("m",))
         assert found is not None
         assert found.in_flight == in_flight
+    assert Tuned(0, 0.0, 0.1, 2.0, 1.0, chat=2.5).in_flight == 2.5
