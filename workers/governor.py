@@ -18,7 +18,8 @@ that chat comes, before anybody was slow, and has it back when chat goes. How th
 - *No chat, no limit.* After a while without chat all slots but the reserve are batch's; the limit holds again from the
   first chat request on.
 - *A cut without batch is no cut.* Where chat is slow on its own, the limit stays, and the state says so. What chat sees
-  while no batch runs says nothing about batch: after a run of requests that were not slow, one is tried again.
+  while no batch runs says nothing about batch: after a run of requests that were not slow, one is tried again; after
+  twice as long a run each time, where even that one was too much.
 - *Waste is bounded.* Where chat finds no free slot it preempts; what that throws away counts against the limit too.
 """
 
@@ -55,6 +56,9 @@ STREAK = 30
 #: So long after its last request batch is no cause of what chat sees; and with how much it is tried again.
 CLEARED_S = 2.0
 PROBE = 1.2
+
+#: Where even one batch request was too much, each trial waits for twice as many good ones, up to so many.
+MOST_PATIENCE = 16 * STREAK
 
 #: The first limit, as a share of what batch may have, and at least: one chat request and one of batch. Nothing is known
 #: yet; from there each streak doubles it, until the first slow request.
@@ -107,7 +111,8 @@ class Seen:
 class Operating:
     """The operating point: the limit, and what is known about it.
 
-    Since `since` at most `most_load` requests were in flight; at `batch_at` the last of batch ran.
+    Since `since` at most `most_load` requests were in flight; at `batch_at` the last of batch ran. After `patience`
+    good requests in a row one batch request is tried, where the limit has room for none.
     """
 
     limit: float
@@ -115,6 +120,7 @@ class Operating:
     since: float
     slow_at: float = -math.inf
     streak: int = 0
+    patience: int = STREAK
     doubling: bool = True
     most_load: int = 0
     batch_at: float = -math.inf
@@ -177,11 +183,13 @@ def _without_batch(now: Operating, seen: Seen) -> Operating:
     """Wait without batch, until chat has been well for a while; then leave room for one batch request at least."""
     good, slow = seen.fresh.seen - seen.fresh.slow, seen.fresh.slow
     streak = 0 if slow else now.streak + good
-    if streak >= STREAK:
-        limit = max(now.limit, seen.chat + min(PROBE, float(seen.most)))
-        return replace(now, limit=limit, streak=0, since=seen.at, most_load=0, state=State.HOLDS)
-    state = State.OWN_LOAD if slow else now.state
-    return replace(now, streak=streak, since=seen.at, most_load=0, state=state)
+    if now.limit < 1 and streak >= now.patience:
+        now = replace(now, patience=min(2 * now.patience, MOST_PATIENCE))
+    elif now.limit < 1 or streak < STREAK:
+        state = State.OWN_LOAD if slow else now.state
+        return replace(now, streak=streak, since=seen.at, most_load=0, state=state)
+    limit = max(now.limit, seen.chat + min(PROBE, float(seen.most)))
+    return replace(now, limit=limit, streak=0, since=seen.at, most_load=0, state=State.HOLDS)
 
 
 def _cut(now: Operating, seen: Seen) -> Operating:
@@ -214,6 +222,7 @@ def _move(now: Operating, seen: Seen) -> Operating:
         limit=min(max(limit, 0.0), float(max(seen.most, seen.load))),
         slow_at=seen.at if slow else now.slow_at,
         streak=streak,
+        patience=STREAK if streak >= STREAK else now.patience,
         doubling=now.doubling and not slow,
         state=State.HOLDS,
     )

@@ -183,6 +183,20 @@ def test_batch_that_had_to_leave_altogether_is_tried_again() -> None:
     assert (1, State.HOLDS) == (cap(now, chat=5), now.state)
 
 
+def test_where_even_one_is_too_much_it_is_tried_less_and_less_often() -> None:
+    """An engine on which one batch request breaks the objective: each trial costs chat something, so they get rarer."""
+    now, waits = beside_chat(limit=0.4), []
+    for number in range(4):
+        good = 0
+        while cap(now) < 1:
+            now, good = step(now, seen(100.0 * number + CLEARED_S + 1 + good / 10, good=1, batch=0)), good + 1
+        waits.append(good)
+        now = replace(now, limit=0.4, batch_at=100.0 * number + 90)
+    assert [STREAK, 2 * STREAK, 4 * STREAK, 8 * STREAK] == waits
+    now = step(replace(now, limit=1.2), seen(500.0, good=STREAK, batch=1))
+    assert STREAK == now.patience
+
+
 def test_a_limit_of_nothing_comes_up_again() -> None:
     """It does not stay at zero: good requests bring it back to one, and so to evidence."""
     now = beside_chat(limit=0.0)
