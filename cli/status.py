@@ -78,13 +78,12 @@ def print_figures(found: QueueStatus) -> None:
 
 
 def print_workers(found: Sequence[WorkerStatus]) -> None:
-    """Print a line for each worker, and why its batch cap is what it is where a governor moves it."""
+    """Print a line for each worker, and what sets the cap of those that go by an objective."""
     columns = ["worker", "gpu", "state", "busy>", "slots>", "cap>", "governor", "engine", "models", "seen>"]
     print_table(columns, [_worker_row(worker) for worker in found])
-    governed = {worker.id: worker.governor_why for worker in found if worker.governor not in ("", "fixed")}
-    if governed:
+    if governed := [worker for worker in found if worker.governor not in ("", "fixed")]:
         print_line()
-        print_facts(governed)
+        print_facts({worker.id: worker.governor_why for worker in governed})
 
 
 async def _read_status(settings: Settings) -> QueueStatus:
