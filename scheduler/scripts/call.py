@@ -40,11 +40,16 @@ class Script:
 
 @cache
 def script(name: str) -> Script:
-    """Load a script of this package, with what it uses of `queue.lua` in front of it."""
+    """Return a script of this package."""
+    text = source(name)
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def source(name: str) -> str:
+    """Read the text of a script, with what it uses of `queue.lua` in front of it."""
     folder = resources.files("llmq.scheduler") / "lua"
     own = _without_comments((folder / f"{name}.lua").read_text())
-    text = _used(_without_comments((folder / "queue.lua").read_text()), own) + own
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return _used(_without_comments((folder / "queue.lua").read_text()), own) + own
 
 
 def _without_comments(lua: str) -> str:

@@ -7,12 +7,12 @@ that has moved is noticed here and not taken for one that is off.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from llmq.scheduler import scripts
+from llmq.scheduler.scripts import call
 from llmq.workers.contact import Contact
 from llmq.workers.desk import Desk
 from llmq.workers.keeper import LeaseKeeper
@@ -73,18 +73,13 @@ def turn_off(name: str) -> None:
 
 
 def _edit(edits: list[Edit]) -> None:
-    load = scripts.script
+    read = call.source
     texts: dict[str, str] = {}
     for edit in edits:
-        texts[edit.script] = texts.get(edit.script, load(edit.script).text).replace(edit.before, edit.after)
+        texts[edit.script] = texts.get(edit.script, read(edit.script)).replace(edit.before, edit.after)
 
-    def edited(name: str) -> scripts.Script:
-        text = texts.get(name)
-        if text is None:
-            return load(name)
-        return scripts.Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-    scripts.script = edited  # type: ignore[assignment]
+    call.source = lambda name: texts[name] if name in texts else read(name)
+    call.script.cache_clear()
 
 
 async def _nothing(*_: Any, **__: Any) -> None:

@@ -234,10 +234,6 @@ class TestCommand:
         assert 2 == done.code
         assert port in done.error
 
-    def test_without_redis_it_does_not_begin(self) -> None:
-        """Exit 4, as every command."""
-        assert 4 == llmq("gateway", "--port", 0, url="redis://127.0.0.1:1").code
-
 
 async def _status(front: Gateway) -> tuple[int, str]:
     async with front.chat() as response:
