@@ -290,7 +290,7 @@ def _value(setting: LiveSetting, config: Mapping[bytes, bytes]) -> LiveValue:
         return LiveValue(setting.name, setting.default, "default", setting.meaning)
     try:
         shown = setting.show(stored.decode())
-    except (ValueError, OverflowError):  # somebody wrote to the hash by hand: say what is there
+    except (ValueError, OverflowError, UsageError):  # somebody wrote to the hash by hand: say what is there
         shown = repr(stored[:60])
     return LiveValue(setting.name, shown, "set" if given else "default", setting.meaning)
 

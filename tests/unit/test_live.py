@@ -161,6 +161,13 @@ def test_a_worker_reads_what_was_set() -> None:
     )
 
 
+@pytest.mark.parametrize("garbage", [b"x", b"-5", b"-10", b"0", b"\xff", b"1e99", b"99999999999999999999", b"9" * 400])
+def test_what_somebody_wrote_by_hand_is_listed(garbage: bytes) -> None:
+    """The list of settings is where one looks for it: a size below nothing is no reason to show none of them."""
+    config = {setting.name.encode(): garbage for setting in LIVE_SETTINGS}
+    assert [setting.name for setting in LIVE_SETTINGS] == [value.name for value in live_values(config)]
+
+
 @pytest.mark.parametrize("garbage", [b"x", b"-5", b"0", b"\xff", b"1e99", b"99999999999999999999"])
 def test_a_worker_survives_what_somebody_wrote_by_hand(garbage: bytes) -> None:
     """What no llmq has stored counts as not set: a worker must not die of it."""
