@@ -42,9 +42,12 @@ class Allowance:
     reserve: int
     suspects: int
 
-    def without(self, slots: int) -> Allowance:
-        """Return what is left when so many of the free slots are not to be filled now."""
-        return replace(self, room=max(0, self.room - slots), free=max(0, self.free - slots)) if slots else self
+    def without(self, slots: int, suspects: int = 0) -> Allowance:
+        """Return what is left when so many of the free slots are not to be filled now, and so many suspects ended."""
+        if not slots and not suspects:
+            return self
+        room, free = max(0, self.room - slots), max(0, self.free - slots)
+        return replace(self, room=room, free=free, suspects=self.suspects + suspects)
 
 
 NOTHING = Allowance(0, 0, 0, 0)

@@ -233,8 +233,12 @@ class Desk:
             for call in scripts.settle(self._keys, self._consumer, self._host, parcel):
                 calls.append(call)
                 parcel_of.append(parcel)
-        # Slots whose outcome goes with a later trip are claimed for by that one.
-        allowance, youngest = self._claimant.allowance().without(len(self._outbox)), self._claimant.youngest()
+        # Slots whose outcome goes with a later trip are claimed for by that one. So is a suspect that follows another: a
+        # server that has forgotten a script may run this claim before it is told that the other one has ended (G7).
+        settling = sum(lease.suspect for lease, _ in (*outbox, *self._outbox))
+        if settling:
+            self._wake.set()
+        allowance, youngest = self._claimant.allowance().without(len(self._outbox), settling), self._claimant.youngest()
         claims = [self._claim(allowance, youngest)] if allowance.room > 0 else []
         try:
             replies = await self._calls.run_all(calls + claims) if calls or claims else []

@@ -512,6 +512,44 @@ class TestEngineTrouble:
         assert max(map(len, together)) <= 1
         assert ["c3"] == [letter["key"] for letter in await entries(redis, KEYS.dead)]
 
+    async def test_a_server_that_forgot_a_script_gives_no_second_suspect(
+        self, redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """G7, F-088: after SCRIPT FLUSH the claim of a trip may run before the end that it was sent with.
+
+        Here it always does. Were the worker to die in between, both suspects would be held against it.
+        """
+        pending: list[int] = []
+
+        async def backwards(client: Redis, calls: list[scripts.Call[Any]]) -> list[Any]:
+            replies = []
+            for call in reversed(calls):
+                replies += await scripts.run_all(client, [call])
+                found = []
+                if await client.exists(lane):
+                    found = await client.xpending_range(lane, "workers", "-", "+", 10)
+                pending.append(sum(row["message_id"] in suspects for row in found))
+            return replies[::-1]
+
+        suspects: set[bytes] = set()
+        lane = KEYS.lane(LANE)
+        _intercept(monkeypatch, backwards)
+        await submit_batch(redis, 6)
+        engine = ScriptedEngine(3)
+        async with serving(redis_url, engine, reserve=0):
+            in_flight = [await engine.next() for _ in range(3)]
+            for request in in_flight:
+                request.fail(EngineGone("died", in_flight=True))
+            await until(lambda: _tried(redis, "3-0", (0, 1, 0)))
+            suspects.update({b"1-0", b"2-0", b"3-0"})
+            pending.clear()
+            engine.on_request = answer
+            for request in engine.running:
+                request.answer()
+            await batch_ended(redis)
+        assert 1 == max(pending)
+        await each_line_ended_once(redis, 6)
+
     async def test_a_suspect_in_its_last_attempt_runs_beside_no_batch(self, redis_url: str, redis: Redis) -> None:
         """G7: in flight at two deaths that others may have caused, a line meets no third; chat goes on beside it."""
         engine = ScriptedEngine(3)
