@@ -233,8 +233,8 @@ class Desk:
             for call in scripts.settle(self._keys, self._consumer, self._host, parcel):
                 calls.append(call)
                 parcel_of.append(parcel)
-        # Slots whose outcome goes with a later trip are claimed for by that one. So is a suspect that follows another: a
-        # server that has forgotten a script may run this claim before it is told that the other one has ended (G7).
+        # Slots whose outcome goes with a later trip are claimed for by that one. So is a suspect that follows another:
+        # a server that has forgotten a script may run this claim before it knows that the other one has ended (G7).
         settling = sum(lease.suspect for lease, _ in (*outbox, *self._outbox))
         if settling:
             self._wake.set()
