@@ -30,7 +30,7 @@ def bucket_excess(ledger: Ledger) -> Iterator[tuple[float, str]]:
             yield from _excess(paid, rate, burst, by_tokens=by_tokens)
     shortest = min((moment.value for moment in ledger.deadlines), default=30.0)
     # One that was not left to finish is followed by another at once: batch has still not started (G10).
-    starts = [claim for claim in _starts(ledger) if claim.how in LEFT_TO_FINISH]
+    starts = [claim for claim in _starts(ledger) if claim.how in LEFT_TO_FINISH and not _was_cancelled(claim)]
     by_deadline = [claim for claim in starts if claim.why == "deadline"]
     for at, excess in _most_excess([(claim.at, 1.0) for claim in by_deadline], 1 / shortest, 1.0):
         yield at, f"{excess:.2f} starts by the deadline more than t / {shortest:g} + 1"
@@ -52,6 +52,10 @@ def _longest_deadline(ledger: Ledger, begins: float, ends: float) -> float:
     over = [moment.at for moment in ledger.deadlines[1:]] + [NEVER]
     held = zip(ledger.deadlines, over, strict=True)
     return max(moment.value for moment, then in held if moment.at <= ends and then > begins)
+
+
+def _was_cancelled(claim: Claim) -> bool:
+    return any(r.state == "cancelled" and r.delivery == claim.number for r in claim.entry.results)
 
 
 def _starts(ledger: Ledger) -> list[Claim]:
