@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from redis import exceptions
 
@@ -116,7 +116,14 @@ def redis_errors(url: str) -> Iterator[None]:
         if None in meanings:
             raise
         assert meanings[0] is not None
-        raise unavailable(url, meanings[0], str(causes[0])) from error
+        raise unavailable(url, _at(url, meanings[0], str(causes[0])), str(causes[0])) from error
+
+
+def _at(url: str, meaning: Meaning, said: str) -> Meaning:
+    """Add what an error may mean there: in TLS 1.3 the refusal of a client without a certificate is often lost."""
+    if meaning is _UNREACHABLE and url.startswith("rediss") and "ssl_certfile" not in url and "reset" in said.lower():
+        return replace(meaning, step=f"{meaning.step}; if it {_WANTS_CERTIFICATE.what}, {_WANTS_CERTIFICATE.step}")
+    return meaning
 
 
 def unavailable(url: str, meaning: Meaning, detail: str = "") -> RedisUnavailable:

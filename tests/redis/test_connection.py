@@ -607,3 +607,18 @@ async def test_the_facts_of_a_server_are_read(own_server: OwnServer) -> None:
     )
     assert ["maxmemory-policy noeviction" in facts.warnings[0], "loses all jobs" in facts.warnings[1]] == [True, True]
     await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("url", "hinted"),
+    [
+        ("rediss://h:1/0?ssl_ca_certs=/ca.pem", True),
+        ("rediss://h:1/0?ssl_certfile=/c.pem&ssl_keyfile=/c.key", False),
+        ("redis://h:1/0", False),
+    ],
+)
+def test_a_tls_server_that_hangs_up_may_want_a_certificate(url: str, hinted: bool) -> None:
+    """In TLS 1.3 its refusal comes after the handshake, and is often lost with the connection."""
+    with pytest.raises(RedisUnavailable) as caught, redis_errors(url):
+        raise exceptions.ConnectionError("Error while reading from h:1 : (104, 'Connection reset by peer')")
+    assert hinted == ("ssl_certfile=/path" in str(caught.value))
