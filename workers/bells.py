@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -59,12 +60,12 @@ class Bells:
     async def listen(self) -> None:
         """Wait for rings and commands until cancelled."""
         while True:
-            heard = self._wanted()
+            heard, began = self._wanted(), time.monotonic()
             try:
                 self._heard = set(heard)
                 reply = await self._ear.blpop(heard, timeout=LISTEN_S * (1 + random.random() / 10))
                 self._heard = None
-                self._contact.seen()
+                self._contact.seen(began)
                 if reply is not None:
                     await self._take(reply[0].decode(), reply[1].decode(errors="replace"))
             except OUT_OF_REACH:

@@ -18,7 +18,11 @@ LEAST_CONTACT_S = 5.0
 
 
 class Contact:
-    """Unbroken contact with one server. More than half a lease between two signs of life breaks it."""
+    """Unbroken contact with one server. More than half a lease between two signs of life breaks it.
+
+    An answer proves that Redis lived after its question was sent, and no more: it may have waited on its way, and come
+    in the middle of an outage. So a sign of life has the time of the question.
+    """
 
     def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._lease_s = lease_s
@@ -29,14 +33,14 @@ class Contact:
         self._away = False
         self._run_id = ""
 
-    def seen(self) -> None:
-        """Redis answered."""
+    def seen(self, asked_at: float) -> None:
+        """Redis answered what it was asked at that time of the clock."""
         with self._lock:
             now = self._clock()
             back, away_s, self._away = self._away, now - self._last, False
             if self._since is None or self._broken(now):
                 self._since = now
-            self._last = now
+            self._last = max(self._last, asked_at)
         if back:
             note(Event.REDIS_BACK, away_s=away_s)
 

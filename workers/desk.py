@@ -198,10 +198,11 @@ class Desk:
         while True:
             await self._woken_within(wait)
             self._settled.clear()
+            began = time.monotonic()
             try:
                 wait = await self._trip()
                 pause = FIRST_PAUSE_S
-                self._contact.seen()
+                self._contact.seen(began)
             except OUT_OF_REACH:
                 self._contact.lost()
                 await asyncio.sleep(pause * (1 + random.random() / 2))

@@ -102,8 +102,9 @@ class LeaseKeeper:
 
     def first_beat(self) -> scripts.Beat:
         """Write the first heartbeat, before the first claim; raises what Redis raises."""
+        began = time.monotonic()
         beat = self._beat()
-        self._contact.seen()
+        self._contact.seen(began)
         return beat
 
     def last_beat(self) -> None:
@@ -162,10 +163,7 @@ class LeaseKeeper:
             self._contact.lost()
             self._give_up_overdue()
             return False
-        if time.monotonic() - began < self.lease_s / 2:
-            self._contact.seen()
-        else:  # an answer that came this late may have followed a lease that lapsed elsewhere
-            self._contact.lost()
+        self._contact.seen(began)
         return True
 
     def _beat(self) -> scripts.Beat:

@@ -26,10 +26,10 @@ def clock() -> Clock:
 
 def seen_for(contact: Contact, clock: Clock, seconds: float) -> None:
     """See Redis each second for a while."""
-    contact.seen()
+    contact.seen(clock.now)
     for _ in range(int(seconds)):
         clock.now += 1
-        contact.seen()
+        contact.seen(clock.now)
 
 
 def test_nobody_who_has_not_seen_redis_has_contact(clock: Clock) -> None:
@@ -64,8 +64,30 @@ def test_half_a_lease_without_a_sign_of_life_breaks_it(clock: Clock) -> None:
     seen_for(contact, clock, 20)
     clock.now += 5.1
     assert 0 == contact.unbroken()
-    contact.seen()
+    contact.seen(clock.now)
     assert 0 == contact.unbroken()
+
+
+def test_an_answer_that_comes_late_proves_nothing_of_the_time_in_which_it_came(clock: Clock) -> None:
+    """G4: it waited on its way, and came while Redis had stopped: the contact begins when that is over."""
+    contact = Contact(2, clock)
+    contact.lost()
+    clock.now += 2
+    contact.seen(clock.now - 1.8)  # came now, from before Redis stopped
+    assert 0 == contact.unbroken()
+    clock.now += 0.2
+    contact.seen(clock.now - 0.1)
+    assert 0 == contact.unbroken()
+    seen_for(contact, clock, 5)
+    assert 5 == contact.unbroken()
+
+
+def test_an_old_answer_takes_nothing_back_from_a_newer_one(clock: Clock) -> None:
+    """A bell is waited for a second or longer, and other calls are answered meanwhile."""
+    contact = Contact(2, clock)
+    seen_for(contact, clock, 5)
+    contact.seen(clock.now - 4)
+    assert 5 == contact.unbroken()
 
 
 def test_another_server_is_another_contact(clock: Clock) -> None:

@@ -140,10 +140,10 @@ def test_an_outage_of_redis_is_told_once_and_so_is_its_end() -> None:
     """However many calls fail meanwhile."""
     stream, now = shown(), [0.0]
     contact = Contact(10.0, clock=lambda: now[0])
-    contact.seen()
+    contact.seen(now[0])
     for _ in range(5):
         contact.lost()
     now[0] = 7.5
-    contact.seen()
-    contact.seen()
+    contact.seen(now[0])
+    contact.seen(now[0])
     assert ["WARNING redis_lost", "WARNING redis_back away_s=7.5"] == lines(stream)
