@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 from llmq.scheduler.job import TrafficClass
 
+#: In flight at this many deaths of its worker or its engine, a job goes to the dead letters.
+MAX_CRASHES = 3
+
 
 class Why(StrEnum):
     """Why the claim script started a job."""
@@ -62,6 +65,11 @@ class Lease:
     def suspect(self) -> bool:
         """Whether the job was in flight when its worker or its engine died."""
         return self.crashes > 0
+
+    @property
+    def in_last_attempt(self) -> bool:
+        """Whether one more death makes a dead letter of the job."""
+        return self.crashes >= MAX_CRASHES - 1
 
     @property
     def batch_id(self) -> str | None:

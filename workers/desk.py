@@ -12,7 +12,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from redis.asyncio import Redis
@@ -24,6 +24,7 @@ from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Abandoned, Ended, ErrorCode, Fence, HandedBack, Lease, Outcome, Reason
 from llmq.workers.allowance import Allowance
 from llmq.workers.contact import Contact
+from llmq.workers.held import Held
 from llmq.workers.journal import note_outcome
 from llmq.workers.keeper import LeaseKeeper
 from llmq.workers.reach import OUT_OF_REACH
@@ -113,7 +114,8 @@ class Desk:
         self._claimant = claimant
         self._on_trip = on_trip
         self._leases: deque[Lease] = deque()
-        self._held: dict[Fence, Lease] = {}
+        self.held = Held()
+        """The leases of this worker, from their claim to their outcome, in that order; some wait for their slot."""
         self._disowned: list[Lease] = []
         self._takers: deque[asyncio.Future[None]] = deque()
         self._outbox: list[_Settled] = []
@@ -127,14 +129,9 @@ class Desk:
         self.claimed_at = 0.0
 
     @property
-    def held(self) -> Collection[Lease]:
-        """The leases of this worker, from their claim to their outcome, in that order; some wait for their slot."""
-        return self._held.values()
-
-    @property
     def clear(self) -> bool:
         """Whether Redis has answered for everything that was ever claimed here."""
-        return not (self._held or self._outbox or self._unsure)
+        return not (self.held or self._outbox or self._unsure)
 
     async def take(self) -> Lease | None:
         """Return the next lease that may start; None when the desk is closed."""
@@ -155,8 +152,7 @@ class Desk:
             outcome = Abandoned()  # its entry is another job's by now
         note_outcome(lease, outcome)
         self._claimant.settling(lease, outcome)
-        if self._held.get(lease.fence) is lease:
-            del self._held[lease.fence]
+        self.held.drop(lease)
         self._outbox.append((lease, outcome))
         self._settled.clear()
         self._wake.set()
@@ -295,7 +291,7 @@ class Desk:
             if self.closed:
                 self.settle(lease, HandedBack(Reason.SHUTDOWN))
             elif self._is_new(lease, left.get(lease.fence)):
-                self._held[lease.fence] = lease
+                self.held.add(lease)
                 self._leases.append(lease)
         for doomed in claimed.doomed:
             self.end(doomed.lease, VERDICTS[doomed.verdict])
@@ -313,7 +309,7 @@ class Desk:
 
         One whose fence is known was claimed before, by a Redis that has forgotten it.
         """
-        held = self._held.get(lease.fence)
+        held = self.held.get(lease.fence)
         if held is not None:
             old, outcome = held, None
         elif left is not None:
@@ -355,7 +351,7 @@ class Desk:
                     raise
                 rows = []  # the lane is gone
             found = [Fence(lane, row["message_id"].decode(), int(row["times_delivered"])) for row in rows]
-            ours = {lease.fence for lease, _ in self._outbox} | set(self._held)
+            ours = {lease.fence for lease, _ in self._outbox} | {lease.fence for lease in self.held}
             unknown = [fence for fence in found if fence not in ours and not self._keeper.holds(fence)]
             if unknown:
                 back = [(fence, HandedBack(Reason.SHUTDOWN)) for fence in unknown]

@@ -20,6 +20,7 @@ from llmq.scheduler.job import Job, TrafficClass
 from llmq.scheduler.kept import Kept
 from llmq.scheduler.keyring import key_id_of
 from llmq.scheduler.lease import (
+    MAX_CRASHES,
     Abandoned,
     Answered,
     Ended,
@@ -47,9 +48,6 @@ from llmq.workers.engines.base import (
     OnDelta,
 )
 from llmq.workers.gate import Gate
-
-#: In flight at this many deaths of its worker or engine, a job goes to the dead letters.
-MAX_CRASHES = 3
 
 #: What an outcome says of an error: enough for a person, and no engine's whole page.
 LONGEST_MESSAGE = 2000
@@ -306,7 +304,7 @@ class Executor:
             return Ended(ErrorCode.INTERRUPTED, _sayable(f"the engine died after the answer had begun: {error}"))
         if not error.in_flight:
             return HandedBack(Reason.ENGINE_GONE)
-        if running.lease.crashes + 1 >= MAX_CRASHES:
+        if running.lease.in_last_attempt:
             message = f"in flight at {MAX_CRASHES} deaths of its worker or engine; the last: {error}"
             return Ended(ErrorCode.WORKER_LOST, _sayable(message), dead=True)
         return Retry(0.0, _sayable(str(error)), crashed=True)

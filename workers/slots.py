@@ -20,7 +20,7 @@ from llmq.scheduler.lease import Abandoned, Answered, Ended, Fence, HandedBack, 
 from llmq.scheduler.live import LiveSettings
 from llmq.workers.allowance import Allowance, Candidate, Snapshot, allow, default_reserve, victims
 from llmq.workers.desk import VERDICTS, Desk
-from llmq.workers.executor import MAX_CRASHES, Executor, Running, Stop
+from llmq.workers.executor import Executor, Running, Stop
 from llmq.workers.gate import Gate
 from llmq.workers.governing import Governing, Load, prompt_tokens
 from llmq.workers.measuring import Measuring
@@ -101,17 +101,16 @@ class Slots:
         """Return what may be claimed now."""
         held = self.desk.held
         caps = [self._most_batch, self._gate.batch_cap(time.monotonic()), self._governing.batch_cap(self.load())]
-        if any(map(_in_last_attempt, held)):
+        if held.in_last_attempt:
             caps.append(0)
         self.batch_cap = min((cap for cap in caps if cap is not None), default=None)
-        interactive = count_interactive(held)
         return allow(
             Snapshot(
                 concurrency=self.concurrency,
-                running_interactive=interactive,
-                running_batch=len(held) - interactive,
-                preemptable=sum(1 for running in self._executor.running.values() if _preemptable(running)),
-                suspects=sum(1 for lease in held if lease.suspect),
+                running_interactive=held.interactive,
+                running_batch=held.batch,
+                preemptable=sum(map(_preemptable, self._executor.running.values())) if held.batch else 0,
+                suspects=held.suspects,
                 reserve=self.reserve,
                 preempt=self._settings().preempt,
                 batch_cap=self.batch_cap,
@@ -121,6 +120,8 @@ class Slots:
 
     def load(self) -> Load:
         """Return what the governor goes by."""
+        if not self.desk.held.batch:
+            return Load(batch=0, unread=0, most=self._most)
         read = {fence for fence, running in self._executor.running.items() if running.tokens}
         held = [lease for lease in self.desk.held if lease.cls is TrafficClass.BATCH]
         unread = sum(max(1, prompt_tokens(lease)) for lease in held if lease.fence not in read)
@@ -132,13 +133,13 @@ class Slots:
         Another line that kills the engine would be its third death, and the dead letter would be the wrong one (G7).
         They run in the order of their claims, so that neither waits for what came after it.
         """
-        alone = _in_last_attempt(lease)
-        if not alone and lease.cls is TrafficClass.INTERACTIVE:
+        alone = lease.in_last_attempt
+        if not alone and (lease.cls is TrafficClass.INTERACTIVE or not self.desk.held.in_last_attempt):
             return True
         for other in self.desk.held:
             if other is lease:
                 break
-            if _in_last_attempt(other) or (alone and other.cls is TrafficClass.BATCH):
+            if other.in_last_attempt or (alone and other.cls is TrafficClass.BATCH):
                 return False
         return True
 
@@ -202,16 +203,16 @@ class Slots:
         return [running.lease for running in list(self._executor.running.values())]
 
     def _victims(self, count: int) -> list[Fence]:
-        if count <= 0:
+        if count <= 0 or not self.desk.held.batch:
             return []
         running = self._executor.running.values()
         return victims([Candidate(r.lease.fence, r.started_at, protected=not _preemptable(r)) for r in running], count)
 
     def _leave_alone(self) -> None:
         """Hand back the batch that was claimed beside a suspect in its last attempt and that others can run now."""
-        if any(map(_in_last_attempt, self.desk.held)):
+        if self.desk.held.in_last_attempt:
             for lease in list(self.desk.held):
-                if lease.cls is TrafficClass.BATCH and not _in_last_attempt(lease) and not lease.protected():
+                if lease.cls is TrafficClass.BATCH and not lease.in_last_attempt and not lease.protected():
                     self.desk.withdraw(lease.fence, HandedBack(Reason.SHUTDOWN))
 
     def _stop(self, fence: Fence, why: Stop, unstarted: Outcome) -> None:
@@ -238,11 +239,6 @@ class Slots:
 def count_interactive(leases: Iterable[Lease]) -> int:
     """Return how many of these are chat."""
     return sum(1 for lease in leases if lease.cls is TrafficClass.INTERACTIVE)
-
-
-def _in_last_attempt(lease: Lease) -> bool:
-    """Whether one more death of the engine makes a dead letter of it."""
-    return lease.crashes >= MAX_CRASHES - 1
 
 
 def _preemptable(running: Running) -> bool:
