@@ -11,11 +11,12 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 import aiohttp
 
 from bench.processes import stream_engine
-from bench.proxies import Target, cpu_s, litellm_front, llmq_front
+from bench.proxies import Target, litellm_front, llmq_front
 from bench.row import Figures, Setting
 from bench.stream_engine import PACE_S
 
@@ -29,6 +30,23 @@ SLOTS = 256
 
 #: Tokens of one of many streams: six seconds.
 MANY_TOKENS = 150
+
+#: All streams are there from the first second on, and none has ended before the sixth.
+STEADY = (2.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What many streams were: tokens a second, how late each came in seconds, and what they cost each process.
+
+    `cpu_us_a_token` is of the time in which all streams run, `cpu_us_in_all` of all tokens with all that their requests
+    cost.
+    """
+
+    tokens_a_second: float
+    late: Sequence[float]
+    cpu_us_a_token: Sequence[float]
+    cpu_us_in_all: Sequence[float]
 
 
 async def first_token_at_low_rate(setting: Setting) -> Figures:
@@ -65,22 +83,28 @@ async def many_streams(setting: Setting) -> Figures:
         async with _session() as session:
             for name in targets.keys() - {"engine"}:
                 await asyncio.gather(*(_ask(session, targets[name], 2) for _ in range(10)))
-            _, own = await _hold(session, targets["engine"], setting.count)
+            own = await _hold(session, targets["engine"], setting.count)
             llmq = targets["llmq"]
-            before = [cpu_s(pid) for pid in (*llmq.pids, setting.server.process.pid)]
-            tokens, figures = await _hold(session, llmq, setting.count)
-            figures["engine itself late p99"] = own["late p99"]
-            after = [cpu_s(pid) for pid in (*llmq.pids, setting.server.process.pid)]
-            costs = [1e6 * (end - begin) / tokens for begin, end in zip(before, after, strict=True)]
-            figures |= dict(zip(("gateway", "worker", "Redis"), costs, strict=True))
-            figures["both"] = costs[0] + costs[1]
-            figures["streams a core"] = _streams_a_core(sum(costs))
+            held = await _hold(session, Target(llmq.url, (*llmq.pids, setting.server.process.pid)), setting.count)
+            gateway, worker, redis = held.cpu_us_a_token
+            figures = {
+                "tokens": held.tokens_a_second,
+                "late p50": 1000 * _percentile(held.late, 0.5),
+                "late p99": 1000 * _percentile(held.late, 0.99),
+                "engine itself late p99": 1000 * _percentile(own.late, 0.99),
+                "gateway": gateway,
+                "worker": worker,
+                "both": gateway + worker,
+                "Redis": redis,
+                "both, with requests": sum(held.cpu_us_in_all[:2]),
+                "streams a core": _streams_a_core(sum(held.cpu_us_in_all)),
+            }
             if "litellm" in targets:
-                other, spent = targets["litellm"], targets["litellm"].cpu_s()
-                tokens, late = await _hold(session, other, setting.count)
-                figures["LiteLLM"] = 1e6 * (other.cpu_s() - spent) / tokens
-                figures["LiteLLM late p99"] = late["late p99"]
-                figures["LiteLLM streams a core"] = _streams_a_core(figures["LiteLLM"])
+                other = await _hold(session, targets["litellm"], setting.count)
+                figures["LiteLLM"] = sum(other.cpu_us_a_token)
+                figures["LiteLLM, with requests"] = sum(other.cpu_us_in_all)
+                figures["LiteLLM late p99"] = 1000 * _percentile(other.late, 0.99)
+                figures["LiteLLM streams a core"] = _streams_a_core(sum(other.cpu_us_in_all))
                 figures["times LiteLLM's streams a core"] = (
                     figures["streams a core"] / figures["LiteLLM streams a core"]
                 )
@@ -112,20 +136,29 @@ async def _turn(session: aiohttp.ClientSession, target: Target, rate: float, cou
     return [first for first, _ in await asyncio.gather(*asked)]
 
 
-async def _hold(session: aiohttp.ClientSession, target: Target, streams: int) -> tuple[int, Figures]:
-    """Hold streams that begin within a second; return their tokens, and how they came."""
-    began = time.monotonic()
+async def _hold(session: aiohttp.ClientSession, target: Target, streams: int) -> Held:
+    """Hold streams that begin within a second; return how their tokens came, and what they cost."""
+    began, begun = time.monotonic(), target.cpu_s()
 
     async def one(number: int) -> Sequence[tuple[float, float]]:
         await asyncio.sleep(number / streams)
         return (await _ask(session, target, MANY_TOKENS))[1]
 
-    came = [token for tokens in await asyncio.gather(*map(one, range(streams))) for token in tokens]
-    late = [arrived - sent for sent, arrived in came]
-    # All streams are there from the first second on, and none has ended before the sixth.
-    steady = [arrived for _, arrived in came if 2.0 <= arrived - began < 5.0]
-    figures = {"tokens": len(steady) / 3.0, "late p50": 1000 * statistics.median(late)}
-    return len(came), figures | {"late p99": 1000 * _percentile(late, 0.99)}
+    async def spent_at(moment: float) -> list[float]:
+        await asyncio.sleep(began + moment - time.monotonic())
+        return target.cpu_s()
+
+    asked = asyncio.gather(*map(one, range(streams)))
+    before, after = await asyncio.gather(*map(spent_at, STEADY))
+    came = [token for tokens in await asked for token in tokens]
+    first, last = STEADY
+    steady = sum(1 for _, arrived in came if first <= arrived - began < last)
+    return Held(
+        tokens_a_second=steady / (last - first),
+        late=[arrived - sent for sent, arrived in came],
+        cpu_us_a_token=[1e6 * (end - begin) / steady for begin, end in zip(before, after, strict=True)],
+        cpu_us_in_all=[1e6 * (end - begin) / len(came) for begin, end in zip(begun, target.cpu_s(), strict=True)],
+    )
 
 
 async def _ask(session: aiohttp.ClientSession, target: Target, tokens: int) -> tuple[float, list[tuple[float, float]]]:

@@ -30,6 +30,12 @@ class Worker:
     ready: str = ""
 
 
+def cpu_s(pid: int) -> float:
+    """Return the CPU time that a process has used so far, in seconds."""
+    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
 def llmq_worker(url: str, slots: int, engine: str = "sim://?instant=1") -> Iterator[Worker]:
     """Run `llmq worker`, as anybody would; no slots are kept for chat."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from bench.processes import environment, llmq_gateway, llmq_worker
+from bench.processes import cpu_s, environment, llmq_gateway, llmq_worker
 from bench.row import Setting
 
 START_TIMEOUT_S = 120.0
@@ -35,15 +33,9 @@ class Target:
     url: str
     pids: tuple[int, ...] = ()
 
-    def cpu_s(self) -> float:
-        """Return the CPU time that its processes have used so far, in seconds."""
-        return sum(cpu_s(pid) for pid in self.pids)
-
-
-def cpu_s(pid: int) -> float:
-    """Return the CPU time that a process has used so far, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def cpu_s(self) -> list[float]:
+        """Return the CPU time that each of its processes has used so far, in seconds."""
+        return [cpu_s(pid) for pid in self.pids]
 
 
 @contextmanager

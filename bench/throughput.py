@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from pathlib import Path
 
 from redis.asyncio import Redis
 
 from bench.jobs import queue_batch, redis_now
-from bench.processes import bench_worker, llmq_worker
+from bench.processes import bench_worker, cpu_s, llmq_worker
 from bench.row import Figures, Setting
 from llmq.scheduler.batch_record import BatchRecord
 from llmq.scheduler.batches import Batches
@@ -28,9 +26,9 @@ async def drain(setting: Setting) -> Figures:
     await queue.pause(TrafficClass.BATCH)
     record = await queue_batch(redis, setting.count)
     with llmq_worker(setting.server.url, SLOTS) as worker:
-        before, cpu = setting.server.work(), _cpu_s(worker.process.pid)
+        before, cpu = setting.server.work(), cpu_s(worker.process.pid)
         took = await _run_all(redis, record)
-        work, cpu = setting.server.work().since(before), _cpu_s(worker.process.pid) - cpu
+        work, cpu = setting.server.work().since(before), cpu_s(worker.process.pid) - cpu
     await redis.aclose()
     return {
         "jobs": setting.count / took,
@@ -62,9 +60,3 @@ async def _run_all(redis: Redis, record: BatchRecord) -> float:
     if record.completed != record.lines or record.ended_at is None:
         raise RuntimeError(f"expected {record.lines} jobs to complete, got {record.completed}")
     return record.ended_at - began
-
-
-def _cpu_s(pid: int) -> float:
-    """Return the CPU time that a process has used."""
-    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
