@@ -34,11 +34,11 @@ class Tuned:
 
     @property
     def in_flight(self) -> float:
-        """How many requests in flight held, chat's among them.
+        """How many requests in flight held, chat's among them; 0: not even one of batch did.
 
         What matters is what a chat request meets: on average as many others as are in flight, and itself.
         """
-        return self.batch + 1 + self.chat if self.batch else self.chat
+        return self.batch + 1 + self.chat if self.batch else 0.0
 
 
 def field_of(kind: str, models: Sequence[str]) -> str:

@@ -8,9 +8,9 @@ traffic in a second.
 The limit is on all that is in flight: batch may have what chat in flight leaves of it. So batch makes room the moment
 that chat comes, before anybody was slow, and has it back when chat goes. How the limit moves, and why:
 
-- *Every request counts, once.* A request within the objective moves the limit up by a little, a slow one down by 49
-  times as much: it comes to rest where one request in 50 is slow. No window has to fill first, so sparse traffic is as
-  good as dense, only slower.
+- *Every request counts, once.* A request within the objective moves the limit up by a little, a slow one down by 66
+  times as much: it comes to rest where three requests in 200 are slow. No window has to fill first, so sparse traffic
+  is as good as dense, only slower.
 - *Down in proportion, up by steps.* What a slow request costs is a share of the limit, so that one that is far too
   high falls fast; many slow ones at once, more than luck explains, halve it.
 - *A cut counts when it has taken effect.* While more batch runs than a cut allows, what chat sees says nothing about
@@ -36,7 +36,7 @@ SLOW_SHARE = 0.05
 
 #: The limit comes to rest where this share is slow. Bursts push the share over it, and where slots run out the slowest
 #: requests are far slower than the others: aiming at all 5 % would miss the p95.
-AIM = 0.02
+AIM = 0.015
 
 #: A slow request takes this share off the limit; smaller is steadier, and slower to find the place.
 DROP = 0.05
@@ -57,8 +57,13 @@ STREAK = 30
 CLEARED_S = 2.0
 PROBE = 1.2
 
-#: Where even one batch request was too much, each trial waits for twice as many good ones, up to so many.
+#: Where even one batch request was too much, each trial waits for twice as many good ones, up to so many. The first
+#: one waits for so many where `llmq tune` has found it to be too much.
 MOST_PATIENCE = 16 * STREAK
+TUNED_PATIENCE = 4 * STREAK
+
+#: Over so long the chat in flight is averaged.
+LEVEL_S = 10.0
 
 #: The first limit, as a share of what batch may have, and at least: one chat request and one of batch. Nothing is known
 #: yet; from there each streak doubles it, until the first slow request.
@@ -111,8 +116,9 @@ class Seen:
 class Operating:
     """The operating point: the limit, and what is known about it.
 
-    Since `since` at most `most_load` requests were in flight; at `batch_at` the last of batch ran. After `patience`
-    good requests in a row one batch request is tried, where the limit has room for none.
+    Since `since` at most `most_load` requests were in flight, and lately `chat` of chat on average; at `batch_at` the
+    last of batch ran. After `patience` good requests in a row one batch request is tried, where the limit has room for
+    none.
     """
 
     limit: float
@@ -123,6 +129,7 @@ class Operating:
     patience: int = STREAK
     doubling: bool = True
     most_load: int = 0
+    chat: float = 0.0
     batch_at: float = -math.inf
     state: State = State.IDLE
 
@@ -130,11 +137,12 @@ class Operating:
     def start(cls, at: float, most: int, tuned: float | None = None) -> Operating:
         """Return the first operating point.
 
-        `tuned` is how many requests in flight held when somebody measured it (`llmq tune`); without it a small share of
-        what batch may have is the beginning.
+        `tuned` is how many requests in flight held when somebody measured it (`llmq tune`; 0: not even one of batch);
+        without it a small share of what batch may have is the beginning.
         """
         if tuned is not None:
-            return cls(limit=tuned, at=at, since=at, doubling=False)
+            patience = STREAK if tuned else TUNED_PATIENCE
+            return cls(limit=tuned, at=at, since=at, doubling=False, patience=patience)
         return cls(limit=max(FIRST_LEAST, most * FIRST_SHARE), at=at, since=at)
 
     def batch_cap(self, chat: int, most: int) -> int:
@@ -151,6 +159,7 @@ def step(now: Operating, seen: Seen) -> Operating:
         at=seen.at,
         most_load=max(now.most_load, seen.load),
         batch_at=seen.at if seen.batch else now.batch_at,
+        chat=now.chat + (seen.chat - now.chat) * min(1.0, (seen.at - now.at) / LEVEL_S),
     )
     if seen.chat_idle_s is None or seen.chat_idle_s > IDLE_S:
         return replace(now, state=State.IDLE, since=seen.at, most_load=seen.load)
@@ -180,7 +189,10 @@ def is_broken(evidence: Evidence) -> bool:
 
 
 def _without_batch(now: Operating, seen: Seen) -> Operating:
-    """Wait without batch, until chat has been well for a while; then leave room for one batch request at least."""
+    """Wait without batch, until chat has been well for a while; then leave room for one batch request at least.
+
+    Beside the chat that is there on average: a moment of much chat that went well does not say that as much batch does.
+    """
     good, slow = seen.fresh.seen - seen.fresh.slow, seen.fresh.slow
     streak = 0 if slow else now.streak + good
     if now.limit < 1 and streak >= now.patience:
@@ -188,7 +200,7 @@ def _without_batch(now: Operating, seen: Seen) -> Operating:
     elif now.limit < 1 or streak < STREAK:
         state = State.OWN_LOAD if slow else now.state
         return replace(now, streak=streak, since=seen.at, most_load=0, state=state)
-    limit = max(now.limit, seen.chat + min(PROBE, float(seen.most)))
+    limit = max(now.limit, now.chat + min(PROBE, float(seen.most)))
     return replace(now, limit=limit, streak=0, since=seen.at, most_load=0, state=State.HOLDS)
 
 

@@ -82,7 +82,7 @@ def test_batch_is_never_shut_out_for_long(governed: Outcome) -> None:
     """At 7 chat requests a second chat alone fills the limit at times: batch waits for its end, not half a minute."""
     out = [len(list(steps)) for shut, steps in itertools.groupby(governed.caps, lambda at: at[1] <= 0) if shut]
     assert max(out) < 300  # steps of a tenth of a second
-    assert sum(out) < 0.5 * len(governed.caps)
+    assert sum(out) < 0.55 * len(governed.caps)
 
 
 def test_the_cap_does_not_swing_open(governed: Outcome) -> None:

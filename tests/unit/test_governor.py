@@ -15,6 +15,7 @@ from llmq.workers.governor import (
     FIRST_SHARE,
     IDLE_S,
     STREAK,
+    TUNED_PATIENCE,
     WASTE_SHARE,
     Operating,
     Seen,
@@ -177,10 +178,28 @@ def test_without_batch_chat_s_own_slowness_counts_for_nothing() -> None:
 
 def test_batch_that_had_to_leave_altogether_is_tried_again() -> None:
     """Chat fills the whole limit; a run of good requests lets one batch request in on top, and so leads to evidence."""
-    now = step(beside_chat(limit=0.4), seen(CLEARED_S + 1, good=STREAK - 1, batch=0, chat=5))
+    full = replace(beside_chat(limit=0.4), chat=5.0)
+    now = step(full, seen(CLEARED_S + 1, good=STREAK - 1, batch=0, chat=5))
     assert 0 == cap(now, chat=5)
     now = step(now, seen(CLEARED_S + 2, good=1, batch=0, chat=5))
     assert (1, State.HOLDS) == (cap(now, chat=5), now.state)
+
+
+def test_a_moment_of_much_chat_does_not_let_as_much_batch_in() -> None:
+    """The run of good requests ends in a burst: batch may have one, not as many as chat has at that moment."""
+    calm = replace(beside_chat(limit=0.4), at=CLEARED_S + 0.9, chat=0.5)
+    now = step(calm, seen(CLEARED_S + 1, good=STREAK, batch=0, chat=8))
+    assert (1, 0) == (cap(now), cap(now, chat=1))
+
+
+def test_where_tune_found_one_to_be_too_much_it_is_tried_late() -> None:
+    """What was measured with care is not thrown over by a second of good luck."""
+    now = replace(Operating.start(0.0, MOST, 0.0), state=State.HOLDS)
+    assert 0 == cap(now)
+    now = step(now, seen(CLEARED_S + 1, good=TUNED_PATIENCE - 1, batch=0))
+    assert 0 == cap(now)
+    assert 1 == cap(step(now, seen(CLEARED_S + 2, good=1, batch=0)))
+    assert STREAK == Operating.start(0.0, MOST, 4.0).patience
 
 
 def test_where_even_one_is_too_much_it_is_tried_less_and_less_often() -> None:

@@ -140,4 +140,4 @@ def test_what_is_stored_without_chat_in_flight_is_read_all_the_same() -> None:
         found = tuned_for({field_of("vllm", ["m"]).encode(): text + rest}, "vllm", ("m",))
         assert found is not None
         assert found.in_flight == in_flight
-    assert Tuned(0, 0.0, 0.1, 2.0, 1.0, chat=2.5).in_flight == 2.5
+    assert Tuned(0, 0.0, 0.1, 2.0, 1.0, chat=2.5).in_flight == 0
