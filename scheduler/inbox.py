@@ -30,7 +30,11 @@ class Delta(NamedTuple):
 
 def encode_deltas(deltas: Sequence[Delta]) -> bytes:
     """Return the field `d` of an inbox entry."""
-    packed: bytes = msgpack.packb(deltas)
+    packed: bytes
+    try:
+        packed = msgpack.packb(deltas)
+    except UnicodeEncodeError:  # half a surrogate pair in a text: one job's may not keep the others' back
+        packed = msgpack.packb(deltas, unicode_errors="replace")
     return packed
 
 

@@ -160,11 +160,11 @@ class DeltaSender:
             pass
         self._hurry.clear()
         gathered, self._gathered = self._gathered, defaultdict(list)
-        calls = [
-            scripts.tell(self._keys, inbox=self._keys.inbox(addressee[0]), data=self._encode(addressee, deltas))
-            for addressee, deltas in gathered.items()
-        ]
         try:
+            calls = [
+                scripts.tell(self._keys, inbox=self._keys.inbox(addressee[0]), data=self._encode(addressee, deltas))
+                for addressee, deltas in gathered.items()
+            ]
             await self._calls.run_all(calls)
         except ResponseError:
             pass  # Redis is full: the job's record will hold the whole answer

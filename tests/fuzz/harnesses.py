@@ -42,7 +42,7 @@ from llmq.scheduler.totals import read_totals, sums
 from llmq.scheduler.units import format_duration, format_rate, parse_duration, parse_rate, parse_size
 from llmq.scheduler.windows import expand, parse_windows, plan_state
 from llmq.workers.continuing import continuable, continued, joined, model_of
-from llmq.workers.engines.answering import StreamReader, as_chunk, whole_answer
+from llmq.workers.engines.answering import StreamReader, as_chunks, whole_answer
 from llmq.workers.engines.asking import behind_chat, request_for
 from llmq.workers.engines.assembly import assembler_for
 from llmq.workers.engines.base import Continues, EngineAnswer, EngineError, EngineInfo
@@ -176,7 +176,7 @@ def answers(data: bytes) -> None:
         try:
             if status == 200:
                 answer = whole_answer(status, data, "")
-                as_chunk(load(answer.body))
+                as_chunks(load(answer.body))
             else:
                 sorted_ = sort_status(status, data, "", data[:40].decode(errors="replace"))
                 if isinstance(sorted_, EngineError):

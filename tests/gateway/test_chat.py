@@ -107,6 +107,23 @@ class TestStream:
                 assert f"data: {chunk('first').decode()}" == await anext(events(response))
             request.answer(body=whole("first"))
 
+    async def test_half_a_character_harms_no_stream(self, front: Gateway, engine: ScriptedEngine) -> None:
+        """Engines that cut UTF-16 write half a surrogate pair: it passes, and the worker's later streams come, too."""
+        half = b'{"choices": [{"index": 0, "delta": {"content": "\\ud83d"}}]}'
+
+        def say(request: Request) -> None:
+            request.say("one", chunk("one"))
+            request.say("\ud83d", half)
+            request.say("two", chunk("two"))
+
+        engine.on_request = say
+        for _ in range(2):
+            async with front.chat(stream=True) as response, asyncio.timeout(5):
+                told = events(response)
+                came = [(await anext(told)).removeprefix("data: ").encode() for _ in range(3)]
+                engine.running[0].answer(body=whole("one?two"))
+            assert [chunk("one"), half, chunk("two")] == came
+
     @pytest.mark.parametrize("asked", [True, False])
     async def test_usage_is_shown_to_who_asked_for_it(
         self, front: Gateway, engine: ScriptedEngine, asked: bool

@@ -123,9 +123,39 @@ class TestAnswers:
 
         assert whole == body_of(answer)
         assert ("r7", Usage(39, 12)) == (answer.request_id, answer.usage)
-        [(text, chunk)] = deltas
+        [(text, chunk), (_, usage)] = deltas
         assert ("se", "chat.completion.chunk") == (text, chunk["object"])
         assert whole["choices"][0]["message"] == chunk["choices"][0]["delta"]
+        assert "usage" not in chunk, "it has a chunk of its own, which is taken out where nobody asked for it"
+        assert ([], whole["usage"]) == (usage["choices"], usage["usage"])
+
+    async def test_tool_calls_in_a_plain_body_have_their_places(self, fake: FakeEngine, engine: HttpEngine) -> None:
+        """In a stream each says which one it is; the official clients look for that."""
+        calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "ab"]
+        message = {"role": "assistant", "content": None, "tool_calls": calls}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+        body = {"object": "chat.completion", "choices": [choice]}
+        deltas: list[Any] = []
+        fake.replies["/v1/chat/completions"] = page(200, body)
+
+        answer = await engine.run(chat(model="m"), lambda text, chunk: deltas.append(json.loads(chunk)))
+
+        assert body == body_of(answer)
+        [chunk] = deltas
+        expected = [{"index": place, **call} for place, call in enumerate(calls)]
+        assert expected == chunk["choices"][0]["delta"]["tool_calls"]
+
+    async def test_halves_of_a_character_are_said_as_one(self, fake: FakeEngine, engine: HttpEngine) -> None:
+        """Engines that cut UTF-16 write half a surrogate pair into each chunk; the chunks pass as they are."""
+        texts = ("a", "\ud83d", "\ude00b", "\ud83d", "c", "d\ud83d")
+        said: list[str] = []
+        chunks = [*map(piece, texts), piece("", "stop")]
+        fake.replies["/v1/chat/completions"] = stream(*chunks)
+
+        answer = await engine.run(chat(model="m"), lambda text, chunk: said.append(text))
+
+        assert ["a", "", "\U0001f600b", "", "\ufffdc", "d", "\ufffd"] == said
+        assert "".join(said) == body_of(answer)["choices"][0]["message"]["content"]
 
     async def test_a_large_prompt_is_sent(self, fake: FakeEngine, engine: HttpEngine) -> None:
         """A chat body may have 16 MiB."""

@@ -10,7 +10,7 @@ import orjson
 
 from llmq.workers.engines.assembly import BROKEN_OFF, Assembler, usage_of
 from llmq.workers.engines.base import AnswerTooLarge, EngineAnswer, EngineError, EngineUnclear, OnDelta
-from llmq.workers.engines.merge import Tree, load
+from llmq.workers.engines.merge import Tree, load, whole_characters
 from llmq.workers.engines.sorting import as_json, excerpt, sort_error_chunk
 from llmq.workers.engines.sse import EventParser, EventTooLarge
 
@@ -36,6 +36,8 @@ class StreamReader:
         self._received = 0
         self._measure_at = max_bytes
         self._first_id = ""
+        self._half = ""
+        """Half of a surrogate pair, which waits for the other one."""
         self._parser = EventParser(max_bytes + EVENT_SLACK)
 
     def feed(self, data: bytes) -> EngineAnswer | None:
@@ -79,8 +81,17 @@ class StreamReader:
             return raised(sort_error_chunk(self._assembler.error, data, self._id()))
         self._assembler.learn(data, chunk)
         if self._on_delta is not None:
-            self._on_delta(text, data)
+            self._on_delta(self._sayable(text), data)
         return self._finish() if self._assembler.last else None
+
+    def _sayable(self, text: str) -> str:
+        """Return the text of a chunk as it can be said: engines that cut UTF-16 write halves of surrogate pairs."""
+        if not self._half and text.isascii():
+            return text
+        text, self._half = self._half + text, ""
+        if "\ud800" <= text[-1:] <= "\udbff" and not self._assembler.finished:
+            text, self._half = text[:-1], text[-1]
+        return whole_characters(text)
 
     def _parse(self, data: bytes) -> Tree | None:
         try:
@@ -145,19 +156,34 @@ def whole_answer(status: int, body: bytes, request_id: str) -> EngineAnswer:
     return EngineAnswer(status, as_json(body), request_id, usage_of(tree))
 
 
-def as_chunk(tree: Tree) -> tuple[str, bytes] | None:
-    """Return a completion that came whole as the one chunk that it would have been; None for other answers."""
+def as_chunks(tree: Tree) -> list[tuple[str, bytes]]:
+    """Return a completion that came whole as the chunks that it would have been; none for other answers.
+
+    Its usage is a chunk of its own, as it is in a stream that was asked for it.
+    """
     choices = tree.get("choices")
     if not isinstance(choices, list):
-        return None
-    pieces = [{("delta" if key == "message" else key): value for key, value in choice.items()} for choice in choices]
+        return []
+    kind = {"object": "chat.completion.chunk"} if tree.get("object") == "chat.completion" else {}
+    envelope = {**{key: value for key, value in tree.items() if key != "usage"}, **kind}
+    pieces = [_as_piece(choice) for choice in choices]
     first: Tree = pieces[0] if pieces else {}
     delta = first.get("delta")
     text = first.get("text") or (delta.get("content") if isinstance(delta, dict) else None) or ""
-    chunk = {**tree, "choices": pieces}
-    if tree.get("object") == "chat.completion":
-        chunk["object"] = "chat.completion.chunk"
-    return str(text), orjson.dumps(chunk)
+    chunks = [(str(text), orjson.dumps({**envelope, "choices": pieces}))]
+    if tree.get("usage"):
+        chunks.append(("", orjson.dumps({**envelope, "choices": [], "usage": tree["usage"]})))
+    return chunks
+
+
+def _as_piece(choice: Tree) -> Tree:
+    """Return a choice as a chunk holds it: only there do tool calls say which one they are."""
+    piece = {("delta" if key == "message" else key): value for key, value in choice.items()}
+    match piece.get("delta"):
+        case {"tool_calls": [*calls]} as message:
+            numbered = [{"index": i, **call} if isinstance(call, dict) else call for i, call in enumerate(calls)]
+            piece["delta"] = {**message, "tool_calls": numbered}
+    return piece
 
 
 def raised(sorted_answer: EngineAnswer | EngineError) -> EngineAnswer:

@@ -12,7 +12,7 @@ import aiohttp
 from llmq.scheduler.errors import EngineUnavailable, UsageError
 from llmq.scheduler.job import Job
 from llmq.workers.engines import probing
-from llmq.workers.engines.answering import StreamReader, as_chunk, raised, too_large, whole_answer
+from llmq.workers.engines.answering import StreamReader, as_chunks, raised, too_large, whole_answer
 from llmq.workers.engines.asking import Request, base_url, request_for, wants_default_model
 from llmq.workers.engines.assembly import assembler_for
 from llmq.workers.engines.base import EngineAnswer, EngineGone, EngineInfo, EngineLoad, EngineUnclear, OnDelta
@@ -110,8 +110,9 @@ class HttpEngine:
         if len(body) > limit:
             raise too_large(limit)
         answer = whole_answer(head.status, body, request_id)
-        if request.streams and on_delta is not None and (chunk := as_chunk(load(answer.body))):
-            on_delta(*chunk)
+        if request.streams and on_delta is not None:
+            for text, chunk in as_chunks(load(answer.body)):
+                on_delta(text, chunk)
         return answer
 
     async def _first_model_for(self, job: Job) -> str | None:

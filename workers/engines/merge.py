@@ -152,9 +152,14 @@ def _joined(value: object) -> str:
     raise TypeError(f"{type(value).__name__} is no JSON")
 
 
+def whole_characters(text: str) -> str:
+    """Return a text in which halves of a surrogate pair that met are one character, and others are replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _whole_characters(tree: Any) -> Any:
     if isinstance(tree, str | Fragments):
-        return str(tree).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return whole_characters(str(tree))
     if isinstance(tree, dict):
         return {_whole_characters(key): _whole_characters(value) for key, value in tree.items()}
     if isinstance(tree, list):
