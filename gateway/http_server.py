@@ -83,6 +83,10 @@ class GuardedProtocol(HttpToolsProtocol):
         """Take bytes of a request."""
         if self._lingering is not None:
             return
+        if self._in_head and not self._head_bytes:
+            data = data.lstrip(b"\r\n")  # an empty line, which old clients send behind a body, begins no head
+            if not data:
+                return
         if self._in_head and self._head_timer is None:
             self._await_head()
         self._head_bytes += len(data)
@@ -133,23 +137,36 @@ class GuardedProtocol(HttpToolsProtocol):
         """Answer what is no HTTP, in the shape of all other errors."""
         self._refuse(ApiError(400, "expected an HTTP request, got what cannot be read as one", code="bad_request"))
 
+    @property
+    def _answering(self) -> bool:
+        """Whether an answer is under way."""
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _parse(self, data: bytes) -> None:
         """Parse; a request that offers another protocol (Java's client does: `Upgrade: h2c`) is served in this one."""
         self._unset_keepalive_if_required()
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            method = self.parser.get_method()
-            if method == b"CONNECT":
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                head, rest = self._without_offer(), data[upgrade.args[0] :]
+            except httptools.HttpParserError:
+                head, rest = b"", b""
+            if not head:
                 self.send_400_response("")
                 return
-            head = b"%s %s HTTP/%s\r\n" % (method, self.url, self.parser.get_http_version().encode())
-            kept = b"".join(b"%s: %s\r\n" % pair for pair in self.headers if pair[0] not in _OF_UPGRADE)
             # The parser takes what follows an offer for the other protocol: another one begins anew.
             self.parser = httptools.HttpRequestParser(self)
-            self._parse(head + kept + b"\r\n" + data[upgrade.args[0] :])
-        except httptools.HttpParserError:
-            self.send_400_response("")
+            data = head + rest
+
+    def _without_offer(self) -> bytes:
+        """Return the head that has come, without its offer; nothing for a tunnel, which is all that it asks for."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            return b""
+        line = b"%s %s HTTP/%s\r\n" % (method, self.url, self.parser.get_http_version().encode())
+        return line + b"".join(b"%s: %s\r\n" % pair for pair in self.headers if pair[0] not in _OF_UPGRADE) + b"\r\n"
 
     def _await_head(self) -> None:
         self._in_head, self._head_bytes = True, 0
@@ -162,6 +179,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _head_is_late(self) -> None:
+        if self._answering:  # the head is that of the next request, which has its time from the end of this one on
+            self._head_timer = self.loop.call_later(self.head_s, self._head_is_late)
+            return
         self._head_timer = None
         if self._head_bytes == 0:  # it asked for nothing: nobody waits for an answer
             self.transport.close()
@@ -172,7 +192,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer without the application, and close."""
         self._end_head()
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._answering:
             self.transport.close()  # an answer is under way: nothing may be written into it
             return
         self.on_refused(error.status, error.code or "")

@@ -204,6 +204,13 @@ class TestProtocols:
         assert b"hello" in rest
         assert b'{"status":"ok"}' in rest  # the next request of the connection is read as one
 
+    async def test_many_offers_at_once_are_passed_over_one_by_one(self, strict: Gateway) -> None:
+        """One packet holds thousands; each is answered, and none is held in memory for the others' sake."""
+        ask = "GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+        last = "GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        status, _, rest = await spoken(strict, ask * 1500 + last)
+        assert (200, 1501) == (status, rest.count(b'{"status":"ok"}'))
+
     async def test_no_tunnel_is_opened(self, strict: Gateway) -> None:
         """CONNECT leads nowhere."""
         status, _, body = await spoken(strict, "CONNECT 127.0.0.1:6379 HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -233,6 +240,33 @@ class TestSlowClients:
         status, _, body = await spoken(strict, "POST", *" /v1/chat/completions HTTP/1.1\r\n", pause=0.05)
         assert (408, "head_timeout") == (status, code_of(body))
         assert time.monotonic() - began < 5
+
+    @pytest.mark.parametrize("behind", ["\r\n", "POST /v1/chat"])
+    async def test_what_stands_behind_a_request_does_not_cut_its_answer_off(
+        self, redis_url: str, engine: ScriptedEngine, behind: str
+    ) -> None:
+        """An empty line, which old clients send behind a body, or the beginning of the next request."""
+        body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True})
+        async with serving(redis_url, engine, concurrency=1, reserve=0), gateway(redis_url, head_s=0.1) as front:
+            reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
+            writer.write(f"{HEAD}content-length: {len(body)}\r\n\r\n{body}".encode())
+            request = await engine.next()
+            request.say("one", chunk("one"))
+            await reader.readuntil(b"one")
+            writer.write(behind.encode())
+            await asyncio.sleep(0.3)  # longer than a head may take
+            request.answer(body=whole("one"))
+            async with asyncio.timeout(5):
+                await reader.readuntil(b"[DONE]\n\n\r\n0\r\n\r\n")
+                rest = await reader.read() if behind.strip() else b""
+            assert not rest or b"head_timeout" in rest  # the next one has its time from then on
+            writer.close()
+
+    async def test_an_empty_line_before_a_request_is_passed_over(self, strict: Gateway) -> None:
+        """It is no beginning of a head, and does not hurry the next one."""
+        ask = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
+        came = await spoken(strict, f"{ask}\r\n", "\r\n", "", "", f"{ask}connection: close\r\n\r\n", pause=0.15)
+        assert 2 == (came[1] + came[2]).count(b'{"status":"ok"}') == 2
 
     async def test_a_silent_connection_is_closed(self, strict: Gateway) -> None:
         """Without a word: nothing was asked."""
