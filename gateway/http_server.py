@@ -12,13 +12,14 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from llmq.gateway.body_writer import EXTENSION, BodyWriter
 from llmq.gateway.errors import ApiError
@@ -65,6 +66,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, or refuse it where there are too many."""
         super().connection_made(transport)
+        self._open: deque[RequestResponseCycle] = deque()
         _watch_peer(transport)
         if len(self.connections) > self.max_connections:
             self._refuse(ApiError(503, "too many connections; try again in a moment", code="overloaded", retry_after=1))
@@ -77,6 +79,9 @@ class GuardedProtocol(HttpToolsProtocol):
         for timer in (self._lingering, self._stalled):
             if timer is not None:
                 timer.cancel()
+        for cycle in self._open:  # uvicorn tells the last one only, behind which others may wait
+            cycle.disconnected = not cycle.response_complete
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -103,6 +108,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if self.cycle is not None and self.cycle.scope is self.scope:
                 extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
                 extensions[EXTENSION] = BodyWriter(self.cycle)
+                self._open.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body has come."""
@@ -118,6 +124,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The answer is out; where its request had not come whole, nothing that follows can be read as another one."""
         super().on_response_complete()
+        while self._open and self._open[0].response_complete:
+            self._open.popleft()
         if self.cycle.response_complete and self.cycle.more_body:
             self._linger()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -53,6 +54,21 @@ async def test_a_running_call_whose_client_left_is_aborted_within_a_second(
     async with asyncio.timeout(1):
         await request.aborted.wait()
     await until(lambda: lanes_empty(redis))
+
+
+async def test_a_client_that_has_asked_for_more_and_left_is_noticed(front: Gateway, engine: ScriptedEngine) -> None:
+    """Its next request waits behind the answer that is under way, which nobody reads any more."""
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True})
+    _, writer = await asyncio.open_connection("127.0.0.1", front.port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write((head + body).encode() * 2)
+    request = await engine.next()
+    request.say("begun", chunk("begun"))
+    writer.transport.abort()
+    async with asyncio.timeout(5):
+        while not request.aborted.is_set():
+            request.say("more", chunk("more"))
+            await asyncio.sleep(0.02)
 
 
 async def test_a_call_with_a_key_goes_on_without_its_client(front: Gateway, engine: ScriptedEngine) -> None:
