@@ -55,12 +55,58 @@ async def exchange(reply: Any, *, body: bytes = b"{}") -> tuple[Head, bytes]:
         b"HTTP/1.0 200 OK\r\n\r\nhello",
         CHUNKED_HEAD + chunked("hel") + chunked("lo") + b"0\r\n\r\n",
         CHUNKED_HEAD + chunked("hel") + chunked("lo") + b"0\r\nTrailer: x\r\n\r\n",
+        OK + b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 3\r\n\r\nbye",
+        CHUNKED_HEAD + chunked("hello") + b"0\r\n\r\n" + CHUNKED_HEAD + chunked("bye") + b"0\r\n\r\n",
+        OK + b"\r\nno HTTP",
     ],
 )
 def test_a_body_ends_as_its_head_says(run: Runner, reply: bytes) -> None:
     """With a length, in chunks, or with the connection; heads that only announce another are passed over."""
     head, body = run(exchange(reply))
     assert (200, b"hello") == (head.status, body)
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_an_answer_that_has_no_body_does_not_wait_for_one(run: Runner, status: int) -> None:
+    """Whether or not the engine closes the connection."""
+
+    async def asked() -> tuple[Head, bytes]:
+        engine = FakeEngine()
+
+        async def keep_open(writer: asyncio.StreamWriter) -> None:
+            writer.write(f"HTTP/1.1 {status} X\r\nConnection: keep-alive\r\n\r\n".encode())
+            await engine.hung_up.wait()
+
+        engine.replies[PATH] = keep_open
+        async with engine.serving():
+            wire = await Address(engine.url, 5.0, 5.0).open()
+            try:
+                await wire.send(Address(engine.url, 5.0, None).post(PATH, {}, 0), b"")
+                return await wire.head(), await wire.read(1000)
+            finally:
+                wire.close()
+                await engine.hung_up.wait()
+
+    head, body = run(asked())
+    assert (status, b"") == (head.status, body)
+
+
+@pytest.mark.parametrize("endless", ["0\r\nx-trailer: ", "0\r\n", "5;extension="])
+def test_what_stands_around_a_body_is_bounded(run: Runner, endless: str) -> None:
+    """Trailers and the extensions of chunks are no body, and no head: they have the head's limit."""
+
+    async def go_on(writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED_HEAD + chunked("hello") + endless.encode())
+        for number in range(1000):
+            writer.write((b"x%d: y\r\n" % number if endless.endswith("\n") else b"x") * 8192)
+            await writer.drain()
+
+    async def asked() -> tuple[Head, bytes]:
+        async with asyncio.timeout(5):
+            return await exchange(go_on)
+
+    with pytest.raises(EngineUnclear, match="larger than"):
+        run(asked())
 
 
 def test_an_answer_in_single_bytes_is_an_answer(run: Runner) -> None:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 #: A host that vanished without a word is noticed after 30 s: without this a dead stream is waited on for ever.
 KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
-#: The head of an answer, in bytes.
+#: The head of an answer, in bytes; it holds for what stands between two pieces of its body, and behind it, too.
 MAX_HEAD_BYTES = 64 * 1024
 
 #: A large request is written in pieces: it does not hold up the other streams.
@@ -108,7 +108,7 @@ class Wire(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._head: asyncio.Future[Head] = loop.create_future()
         self._headers: dict[str, str] = {}
-        self._head_bytes = 0
+        self._bodiless_bytes = 0
         self._ends_by_closing = False
         self._early: list[bytes] = []
         self._feed: Callable[[bytes], object] = self._early.append
@@ -205,15 +205,15 @@ class Wire(asyncio.Protocol):
         if self._ended:
             return
         self._heard_at = self._loop.time()
-        if not self._head.done():
-            self._head_bytes += len(data)
+        self._bodiless_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._end(EngineUnclear(f"what the engine sent is no HTTP answer: {error or type(error).__name__}"))
             return
-        if self._head_bytes > MAX_HEAD_BYTES and not self._head.done():
-            self._end(EngineUnclear(f"the head of the engine's answer is larger than {MAX_HEAD_BYTES:,} bytes"))
+        if self._bodiless_bytes > MAX_HEAD_BYTES:
+            what = "what stands around the body" if self._head.done() else "the head"
+            self._end(EngineUnclear(f"{what} of the engine's answer is larger than {MAX_HEAD_BYTES:,} bytes"))
 
     def eof_received(self) -> None:
         """The engine has said all: right for an answer that ends so, a loss in the middle of any other."""
@@ -257,16 +257,19 @@ class Wire(asyncio.Protocol):
             return
         chunked = "chunked" in headers.get("transfer-encoding", "").lower()
         self._ends_by_closing = not chunked and "content-length" not in headers
+        self._bodiless_bytes = 0
         self._head.set_result(Head(status, headers))
         self.resume_writing()
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body has come."""
-        self._feed(data)
+        """A piece of the body has come; what follows the end of an answer is none, whatever it looks like."""
+        if not self._ended:
+            self._bodiless_bytes = 0
+            self._feed(data)
 
     def on_message_complete(self) -> None:
-        """The answer is whole."""
-        if self._head.done() and not self._ends_by_closing:
+        """The answer is whole: one that ends with its connection is only where it can have no body (204, 304)."""
+        if self._head.done():
             self._end(True)
 
     # ------------------------------------------------------------------------------------------------------------------
