@@ -183,8 +183,6 @@ class Wire(asyncio.Protocol):
         """Close the connection now: what the engine still has to say is of no use, and it must notice at once."""
         self._end(True)
         self._transport.abort()
-        if self._head.done() and not self._head.cancelled():
-            self._head.exception()  # it has been told, or nobody asks any more
 
     # --- what the loop calls ------------------------------------------------------------------------------------------
 
@@ -293,6 +291,7 @@ class Wire(asyncio.Protocol):
         if not self._head.done():
             if isinstance(how, BaseException):
                 self._head.set_exception(how)
+                self._head.exception()  # who waits is told; where nobody does any more, nothing is amiss
             else:
                 self._head.cancel()
         self._on_end()
