@@ -87,8 +87,9 @@ class Stream:
             return
         try:
             rest = self._order.rest(record.body)
-        except ValueError:  # another worker began it again after some of it was sent
-            await self.fail(failure_of(None, retry_after))
+        except ValueError:  # another worker began it again after some of it was sent, or some of it did not come
+            message = "the answer broke off: a part of it was lost on its way; send the request again"
+            await self.fail(ApiError(503, message, code="interrupted", retry_after=1))
             return
         data = self._events.of_rest(rest) if rest is not None else b""
         await self._end(data + self._events.end())

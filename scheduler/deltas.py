@@ -2,8 +2,8 @@
 
 Deltas are told through a bounded inbox, so that some may be trimmed; and a job may be begun by more than one worker.
 What a stream gives is nonetheless always a beginning of the one answer that counts: pieces of the newest delivery in
-order of their place, and after a gap nothing until the end, when the rest of the text comes in one piece. Decides only:
-no Redis, no waiting.
+order of their place, and after a gap nothing until the end, when the rest of the text comes in one piece. Of an answer
+that is more than its text, a rest is not guessed at. Decides only: no Redis, no waiting.
 """
 
 from __future__ import annotations
@@ -18,6 +18,15 @@ from llmq.scheduler.result import read_body, text_of
 
 #: Bytes of deltas kept for a job whose stream nobody reads; above it the answer's rest comes from its record.
 MAX_KEPT_BYTES = 2**20
+
+#: Chunks that are looked at for the end of an answer: what engines send after it are its usage and timings.
+LAST_CHUNKS = 4
+
+#: Fields of a message that come before its text, and are over where that has begun.
+_BEFORE_TEXT = frozenset({"reasoning_content", "reasoning"})
+
+#: Events with which an answer of /v1/responses ends.
+_LAST_EVENTS = ("response.completed", "response.incomplete")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,9 @@ class DeltaView:
 class DeltaOrder:
     """The deltas of one job: `add` what comes, `take` what may be shown, and at the end ask for the `rest`."""
 
-    __slots__ = ("_delivery", "_early", "_first", "_gave_up", "_kept_bytes", "_next", "_ready", "_shown", "_shown_any")
+    __slots__ = (
+        "_delivery", "_early", "_first", "_gave_up", "_kept_bytes", "_last", "_next", "_ready", "_shown", "_shown_any",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._delivery = 0
@@ -46,6 +57,7 @@ class DeltaOrder:
         self._ready: list[Delta] = []
         self._shown: list[str] = []
         self._shown_any = False
+        self._last: list[Delta] = []
         self._kept_bytes = 0
         self._gave_up = False
 
@@ -88,6 +100,7 @@ class DeltaOrder:
         if ready:
             self._ready = []
             self._shown_any = True
+            self._last = (self._last + ready)[-LAST_CHUNKS:]
             self._shown += [delta.text for delta in ready]
             self._kept_bytes = (
                 sum(len(delta.chunk) + len(delta.text) for delta in self._early.values()) if self._early else 0
@@ -104,25 +117,32 @@ class DeltaOrder:
     def rest(self, body: bytes) -> DeltaView | None:
         """Return what an answer, now whole, has beyond what was shown; None where nothing is missing.
 
-        Raises ValueError where the answer is not the one that was shown: another worker began it again.
+        Raises ValueError where the answer is not the one that was shown (another worker began it again), and where
+        what is missing is more than text: who has seen a part of a tool call cannot be given the rest.
         """
         if self._ready:
             raise AssertionError("take() comes before rest()")
         shown, answer = "".join(self._shown), read_body(body)
         self._shown = [shown]
         text = text_of(answer)
-        if self._shown_any and not self._gave_up and not self._early:
-            # Nothing is missing in the middle; only what came after the last piece could be.
-            if not text.startswith(shown) or text == shown:
-                return None
-        elif not text.startswith(shown):
-            raise ValueError("the answer is not the one that was shown")
-        view = _closing(answer, text[len(shown) :], begun=self._shown_any)
-        if self._shown_any and not view.text:
+        if self._shown_any and self._is_whole(shown, text):
             return None
-        self._shown, self._shown_any, self._gave_up = [text], True, False
+        if not text.startswith(shown):
+            raise ValueError("the answer is not the one that was shown")
+        if self._shown_any and not _is_only_text(answer, begun=bool(shown)):
+            raise ValueError("what is missing of the answer is more than a text")
+        view = _closing(answer, text[len(shown) :], begun=self._shown_any)
+        self._shown, self._shown_any, self._gave_up, self._last = [text], True, False, []
         self._early.clear()
         return view
+
+    def _is_whole(self, shown: str, text: str) -> bool:
+        """Whether nothing is missing of an answer of which something was shown, as far as its chunks tell."""
+        gap = self._gave_up or bool(self._early)
+        ended = _has_ended(self._last)
+        if ended is None:  # its engine does not say so with each chunk: its text has to tell
+            return text == shown or not (gap or text.startswith(shown))
+        return ended and (text == shown or not gap)
 
     def _begin(self, delivery: int) -> None:
         """A newer delivery makes the answer: nothing of an older one counts, but what was shown was shown."""
@@ -132,6 +152,37 @@ class DeltaOrder:
         self._ready.clear()
         if self._shown_any:
             self.give_up()
+
+
+def _has_ended(last: list[Delta]) -> bool | None:
+    """Return whether one of the last chunks that were shown is the end of the answer; None where they do not tell."""
+    ends = [_is_end(delta.chunk) for delta in last]
+    return True if True in ends else False if False in ends else None
+
+
+def _is_end(chunk: bytes) -> bool | None:
+    try:
+        read = orjson.loads(chunk)
+    except orjson.JSONDecodeError:
+        return None
+    match read:
+        case {"choices": [*_, {"finish_reason": reason}]}:
+            return reason is not None
+        case {"type": str(kind)} if kind.startswith("response."):
+            return kind in _LAST_EVENTS
+    return None
+
+
+def _is_only_text(answer: Any, *, begun: bool) -> bool:
+    """Whether what may be missing of an answer is the text of one choice; `begun`: some of that was shown."""
+    if not isinstance(answer, dict) or "choices" not in answer:
+        return True  # it comes whole
+    match answer["choices"]:
+        case [dict() as choice] if not choice.get("logprobs"):
+            message = choice.get("message")
+            said = {name for name, value in message.items() if value} if isinstance(message, dict) else set()
+            return said <= {"role", "content"} | (_BEFORE_TEXT if begun else frozenset())
+    return False
 
 
 def _closing(answer: Any, rest: str, *, begun: bool) -> DeltaView:

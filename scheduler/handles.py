@@ -100,6 +100,6 @@ class AsyncJobHandle:
         except ValueError:
             raise JobInterrupted(
                 self.id,
-                f"job {self.id} was begun again by another worker after this stream had begun; "
+                f"a part of the answer of job {self.id} was lost on its way, or another worker began it again; "
                 "its whole answer is in result()",
             ) from None

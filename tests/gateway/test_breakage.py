@@ -90,7 +90,9 @@ class TestRedis:
             assert f"data: {chunk('two ').decode()}" == await anext(said)
             request.say("three", chunk("three"))
             assert f"data: {chunk('three').decode()}" == await anext(said)
+            request.say("", chunk())
             request.answer(body=whole("one two three"))
+            assert f"data: {chunk().decode()}" == await anext(said)
             assert ["data: [DONE]"] == [event async for event in said]
 
     async def test_a_redis_that_stays_away_ends_the_stream(self, own_server: OwnServer, engine: ScriptedEngine) -> None:

@@ -88,6 +88,7 @@ class TestStream:
             for text in ("one", "two"):
                 request.say(text, chunk(text))
             request.say("", odd)
+            request.say("", chunk())
             request.answer(body=whole("onetwo"))
 
         engine.on_request = say
@@ -95,7 +96,7 @@ class TestStream:
             came = [event async for event in events(response)]
 
         assert "text/event-stream" == response.content_type
-        expected = [chunk("one"), chunk("two"), odd, b"[DONE]"]
+        expected = [chunk("one"), chunk("two"), odd, chunk(), b"[DONE]"]
         assert [b"data: " + data for data in expected] == [event.encode() for event in came]
 
     async def test_the_first_token_is_sent_when_it_comes(self, front: Gateway, engine: ScriptedEngine) -> None:

@@ -156,3 +156,88 @@ def test_other_endpoints_come_whole() -> None:
     last = order.rest(b'{"object": "text_completion", "choices": [{"index": 0, "text": "once"}]}')
     assert last is not None
     assert ("ce", [{"index": 0, "text": "ce"}]) == (last.text, last.chunk["choices"])
+
+
+def part(seq: int, delta: dict[str, object], finish: str | None = None, text: str = "", index: int = 0) -> Delta:
+    """Return a delta as an engine sends it, which says with each chunk whether the choice has finished."""
+    choice = {"index": index, "delta": delta, "finish_reason": finish}
+    return Delta("j", 1, seq, text, orjson.dumps({"object": "chat.completion.chunk", "choices": [choice]}))
+
+
+def completion(*messages: dict[str, object]) -> bytes:
+    """Return a whole chat completion."""
+    choices = [{"index": i, "message": message, "finish_reason": "stop"} for i, message in enumerate(messages)]
+    return orjson.dumps({"object": "chat.completion", "choices": choices})
+
+
+USAGE = Delta("j", 1, 9, "", b'{"choices": [], "usage": {"total_tokens": 3}}')
+
+
+def show(*deltas: Delta) -> DeltaOrder:
+    """Return the order after it has shown these."""
+    order = DeltaOrder()
+    for arrived in deltas:
+        order.add(arrived)
+    order.take()
+    return order
+
+
+@pytest.mark.parametrize("end", [[], [part(4, {}, "stop")]])
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_an_end_that_did_not_come_is_said_at_the_end(lost: int, end: list[Delta]) -> None:
+    """A stream without a finish reason is a broken one to its client, however much of the text it has."""
+    pieces = [part(seq, {"content": text}, text=text) for seq, text in enumerate("abc")]
+    order = show(*pieces[: 3 - lost], *end)
+    view = order.rest(completion({"role": "assistant", "content": "abc"}))
+    assert view is not None
+    choice = {"index": 0, "delta": {"content": "abc"[3 - lost :]}, "finish_reason": "stop"}
+    assert [choice] == view.chunk["choices"]
+    assert None is order.rest(completion({"role": "assistant", "content": "abc"}))
+
+
+def test_an_end_that_came_is_not_said_again() -> None:
+    """Also where the engine tells its usage after it."""
+    order = show(part(0, {"content": "abc"}, text="abc"), part(1, {}, "stop"), USAGE._replace(seq=2))
+    assert None is order.rest(completion({"role": "assistant", "content": "abc"}))
+
+
+CALL = {"id": "t", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+CALLS = [part(0, {"role": "assistant", "content": None}), part(1, {"tool_calls": [{"index": 0, **CALL}]})]
+
+
+@pytest.mark.parametrize(
+    ("came", "messages"),
+    [
+        (CALLS, [{"role": "assistant", "content": None, "tool_calls": [CALL]}]),
+        ([*CALLS, part(3, {}, "tool_calls")], [{"role": "assistant", "content": None, "tool_calls": [CALL]}]),
+        ([part(0, {"reasoning_content": "thi"})], [{"content": "ab", "reasoning_content": "think"}]),
+        (
+            [part(0, {"content": "a"}, text="a"), part(1, {"content": "x"}, index=1)],
+            [{"content": "ab"}, {"content": "xy"}],
+        ),
+    ],
+    ids=["tool call, end lost", "tool call, part lost", "reasoning", "two choices"],
+)
+def test_an_answer_that_is_more_than_a_text_is_not_guessed_at(
+    came: list[Delta], messages: list[dict[str, object]]
+) -> None:
+    """Where some of it did not come, who has seen its beginning is told so: half a tool call is no tool call."""
+    with pytest.raises(ValueError, match="more than a text"):
+        show(*came).rest(completion(*messages))
+
+
+def test_what_came_before_the_text_was_shown_with_it() -> None:
+    """Reasoning is over where the text has begun: only text is missing then."""
+    order = show(part(0, {"reasoning_content": "think"}), part(1, {"content": "a"}, text="a"))
+    assert "b" == rest(order, completion({"content": "ab", "reasoning_content": "think", "tool_calls": []}))
+
+
+def test_a_last_event_that_did_not_come_is_made_of_the_answer() -> None:
+    """Without `response.completed` a client has no answer, however much of its text it has seen."""
+    answer = orjson.dumps({"output": [{"content": [{"type": "output_text", "text": "ab"}]}], "status": "completed"})
+    said = Delta("j", 1, 0, "ab", b'{"type": "response.output_text.delta", "delta": "ab"}')
+    view = show(said).rest(answer)
+    assert view is not None
+    assert ("", "completed") == (view.text, view.chunk["status"])
+    last = Delta("j", 1, 1, "", b'{"type": "response.completed", "response": {}}')
+    assert None is show(said, last).rest(answer)

@@ -179,10 +179,10 @@ def as_chunks(tree: Tree) -> list[tuple[str, bytes]]:
 def _as_piece(choice: Tree) -> Tree:
     """Return a choice as a chunk holds it: only there do tool calls say which one they are."""
     piece = {("delta" if key == "message" else key): value for key, value in choice.items()}
-    match piece.get("delta"):
-        case {"tool_calls": [*calls]} as message:
-            numbered = [{"index": i, **call} if isinstance(call, dict) else call for i, call in enumerate(calls)]
-            piece["delta"] = {**message, "tool_calls": numbered}
+    message = piece.get("delta")
+    if isinstance(message, dict) and isinstance(calls := message.get("tool_calls"), list):
+        numbered = [{"index": i, **call} if isinstance(call, dict) else call for i, call in enumerate(calls)]
+        piece["delta"] = {**message, "tool_calls": numbered}
     return piece
 
 
