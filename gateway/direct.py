@@ -95,8 +95,13 @@ async def _left(receive: Receive) -> None:
 
 
 def _base(url: str) -> str:
-    parts = urlsplit(url.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+    try:
+        parts = urlsplit(url.strip())
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        usable = usable and not (parts.query or parts.fragment or "@" in parts.netloc)
+    except ValueError:  # a port that is none, brackets that hold no address
+        usable = False
+    if not usable:
         raise SettingsError(
             f"direct: expected the URL of an engine, as in http://HOST:8000 or http://HOST/v1, got {redact(url)!r}"
         )

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from llmq.gateway.direct import Direct
 from llmq.gateway.fleet import FleetView, retry_after
 from llmq.gateway.vigil import Patience
+from llmq.scheduler.errors import SettingsError
 from llmq.scheduler.fleet import WorkerStatus, worker_of
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.measures import Measures
@@ -190,6 +192,16 @@ class TestRedisAway:
                 task.cancel()
             async with asyncio.timeout(1):
                 await engine.hung_up.wait()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://h:99999", "ftp://h", "http://u:p@h", "http://:p@h", "http://h?a=1"]
+)
+def test_a_direct_engine_that_can_be_none_is_refused(url: str) -> None:
+    """At the start, with an example of one that can, and without its password."""
+    with pytest.raises(SettingsError, match="as in http://HOST") as refused:
+        Direct(url)
+    assert ":p@" not in str(refused.value)
 
 
 async def test_a_direct_engine_is_not_asked_while_redis_is_there(

@@ -187,7 +187,17 @@ class TestProbe:
         assert load == await engine.load()
 
     @pytest.mark.parametrize(
-        "url", ["localhost:8000", "ftp://x", "http://", "http://h:99999", "http://h/?a=1", "http://u:p@h"]
+        "url",
+        [
+            "localhost:8000",
+            "ftp://x",
+            "http://",
+            "http://h:99999",
+            "http://h/?a=1",
+            "http://u:p@h",
+            "http://[::1",
+            "//[a]",
+        ],
     )
     def test_a_url_that_cannot_be_an_engines_is_refused(self, url: str) -> None:
         """With an example of one that can."""
@@ -208,6 +218,12 @@ class TestDiscovery:
         assert isinstance(engine_from("sim"), SimEngine)
         assert isinstance(engine_from("sim://?slots=3"), SimEngine)
         assert isinstance(engine_from("https://h/v1"), HttpEngine)
+
+    @pytest.mark.parametrize("text", ["http://[::1", "sim://[::1"])
+    def test_brackets_that_hold_no_address_are_refused(self, text: str) -> None:
+        """With an example, and not with a stack trace."""
+        with pytest.raises(UsageError, match=r"as in http://HOST|sim://\?"):
+            engine_from(text)
 
     @pytest.mark.parametrize("text", ["", "localhost:8000", "simulated", "vllm"])
     def test_another_name_lists_the_forms(self, text: str) -> None:

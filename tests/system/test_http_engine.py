@@ -369,6 +369,17 @@ class TestErrors:
 
         assert error.value.in_flight
 
+    async def test_an_answer_about_the_death_of_engines_is_none(self, fake: FakeEngine, engine: HttpEngine) -> None:
+        """G7: what a model says of it, in an answer that broke off, makes neither a dead engine nor a suspect."""
+        fake.replies["/health"] = page(200)
+        said = "vLLM then raises EngineDeadError: EngineCore encountered an issue"
+
+        with pytest.raises(EngineUnclear):
+            await run_against(fake, engine, stream(piece(said)))
+        choice = {"index": 0, "message": {"content": said}, "finish_reason": "abort"}
+        with pytest.raises(EngineUnclear):
+            await run_against(fake, engine, page(200, {"choices": [choice]}))
+
     @pytest.mark.parametrize("health", [page(503), page(502, "<html>")])
     async def test_an_internal_error_of_an_engine_without_health_is_its_death(
         self, fake: FakeEngine, engine: HttpEngine, health: bytes

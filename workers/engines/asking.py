@@ -38,12 +38,13 @@ class Request:
 
 def base_url(url: str) -> str:
     """Return the URL without a trailing `/v1` and slash. Raises UsageError for one that cannot be an engine's."""
-    parts = urlsplit(url.strip())
     try:
+        parts = urlsplit(url.strip())
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
+        usable = usable and not parts.query and not parts.fragment
+    except ValueError:  # a port that is none, brackets that hold no address
         usable = False
-    if not usable or parts.query or parts.fragment:
+    if not usable:
         raise UsageError(f"expected the URL of an engine, as in http://HOST:8000 or https://HOST/v1, got {url!r}")
     if parts.username is not None:
         raise UsageError("an engine's URL holds no user or password: give the key as the engine's API key")

@@ -133,8 +133,8 @@ class HttpEngine:
         Taken for one, it would cost innocent requests their attempts, and let a request that kills engines do so again
         and again (G7). Its health says 503 by then, or nobody listens any more.
         """
-        if speaks_of_death(error.body):
-            return True
+        if error.status_code is not None and error.status_code >= 400 and speaks_of_death(error.body):
+            return True  # with a status of success they are a part of an answer: of what a model says
         try:
             page = await probing.fetch(self._open_session(), f"{self.url}/health", LIFE_SIGN_TIMEOUT)
         except aiohttp.ClientConnectorError:

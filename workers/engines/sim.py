@@ -80,8 +80,12 @@ class SimEngine:
     @classmethod
     def from_url(cls, url: str) -> SimEngine:
         """Make one from `sim` or `sim://?slots=8&...`; raises UsageError that lists the parameters."""
-        parts = urlsplit("sim://" if url == "sim" else url)
-        if parts.scheme != "sim" or parts.netloc or parts.path.strip("/") or parts.fragment:
+        try:
+            parts = urlsplit("sim://" if url == "sim" else url)
+            usable = parts.scheme == "sim" and not (parts.netloc or parts.path.strip("/") or parts.fragment)
+        except ValueError:  # brackets that hold no address
+            usable = False
+        if not usable:
             raise UsageError(f"expected sim or sim://?{_example()}, got {url!r}")
         return cls(_options(parts.query))
 
