@@ -16,7 +16,7 @@ from llmq.gateway.errors import ApiError
 from llmq.gateway.fleet import Fleet
 from llmq.gateway.translation import queue_away
 from llmq.scheduler.connection import redis_errors
-from llmq.scheduler.errors import NotFoundError, QueueFull, RedisFull, RedisUnavailable
+from llmq.scheduler.errors import NotFoundError, QueueFull, RedisFull, RedisUnavailable, UsageError
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.queue import new_job_id
 from llmq.scheduler.state import JobState
@@ -110,13 +110,13 @@ class Jobs:
         return verdict.word
 
     async def _free_key(self, job_id: str) -> bool:
-        """Forget a keyed job that has ended without an answer; return whether there was one."""
+        """Forget a keyed job that has ended without an answer; return whether there was one, a moment ago at least."""
         try:
             if (await self._queue.job(job_id)).state not in _NO_ANSWER:
                 return False
             await self._queue.delete_job(job_id)
-        except NotFoundError:
-            pass  # it went meanwhile
+        except (NotFoundError, UsageError):
+            pass  # it went meanwhile, or another request has begun it anew
         return True
 
     def _ttl(self, call: Call) -> float | None:

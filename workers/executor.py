@@ -317,8 +317,9 @@ class Executor:
         allowed = settings.attempts_interactive if interactive else settings.attempts_batch
         if lease.attempts + 1 < allowed:
             return Retry(retry_delay(lease.attempts), _sayable(str(error)))
-        # What came with a status of success and is no answer (a garbled stream, a redirect) may not count as one.
-        if error.status_code is not None and error.status_code >= 400:
+        # What came with a status of success and is no answer (a garbled stream, a redirect) may not count as one; and
+        # no client takes a status of 700.
+        if error.status_code is not None and 400 <= error.status_code < 600:
             return Answered(error.status_code, error.body or b"null", "", dead=True)
         message = _sayable(f"{allowed} attempts failed; the last: {error}")
         return Ended(ErrorCode.ENGINE_ERROR, message, dead=True)

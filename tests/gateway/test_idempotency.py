@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from redis.asyncio import Redis
 
+from llmq.scheduler.queue import Queue
 from tests.engine.scripted import ScriptedEngine
 from tests.gateway.serving import Gateway, error_of, events, gateway, say_all, whole
 from tests.redis.serving import configure, serving
@@ -70,11 +72,44 @@ async def test_a_key_that_got_no_answer_is_free_again(redis_url: str, redis: Red
                 assert (200, whole("late")) == (response.status, await response.read())
 
 
+async def test_a_key_that_another_request_has_just_freed_is_joined(
+    redis_url: str, redis: Redis, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that come again at once: the first begins the job anew, the second waits for that one."""
+    free, others, begun = Queue.delete_job, list[asyncio.Task[bytes]](), asyncio.Event()
+
+    async def free_late(queue: Queue, job_id: str) -> None:
+        if not others:
+            others.append(asyncio.create_task(_body(front)))
+            await engine.next()
+            begun.set()
+        await free(queue, job_id)
+
+    await configure(redis, queue_ttl="300")
+    async with gateway(redis_url) as front:
+        async with front.chat(headers=KEY) as response:
+            assert 503 == response.status
+        await configure(redis, queue_ttl="")
+        monkeypatch.setattr(Queue, "delete_job", free_late)
+        async with serving(redis_url, engine, concurrency=1, reserve=0), asyncio.timeout(10):
+            asked = asyncio.create_task(_body(front))
+            await begun.wait()
+            engine.running[0].answer(body=whole("once"))
+            assert [whole("once")] * 2 == [await asked, await others[0]]
+    assert 1 == len(engine.prompts)
+
+
 async def test_a_key_that_is_too_long_is_refused(front: Gateway) -> None:
     """A key is a name, and not a text."""
     async with front.chat(headers={"idempotency-key": "k" * 256}) as response:
         assert 400 == response.status
         assert "invalid_idempotency_key" == (await error_of(response))["code"]
+
+
+async def _body(front: Gateway) -> bytes:
+    async with front.chat(headers=KEY) as response:
+        body: bytes = await response.read()
+        return body
 
 
 async def _text(front: Gateway, stream: bool) -> str:

@@ -240,7 +240,7 @@ async def test_unclear_errors_are_tried_again_as_often_as_the_settings_say(bench
     assert (ErrorCode.ENGINE_ERROR, True) == (last.code, last.dead)
 
 
-@pytest.mark.parametrize("status", [200, 301])
+@pytest.mark.parametrize("status", [200, 301, 700])
 async def test_what_is_no_answer_never_counts_as_one(bench: Bench, status: int) -> None:
     """G2: a garbled stream came with HTTP 200, and its job did not complete."""
     last = await bench.outcome_of(lease(attempts=4), EngineUnclear("no chunk", status, b'{"garbage": "x"}'))
