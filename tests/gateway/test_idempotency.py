@@ -79,11 +79,15 @@ async def test_a_key_that_another_request_has_just_freed_is_joined(
     free, others, begun = Queue.delete_job, list[asyncio.Task[bytes]](), asyncio.Event()
 
     async def free_late(queue: Queue, job_id: str) -> None:
-        if not others:
-            others.append(asyncio.create_task(_body(front)))
-            await engine.next()
+        if others:
+            await free(queue, job_id)
+            return
+        others.append(asyncio.create_task(_body(front)))
+        await engine.next()
+        try:
+            await free(queue, job_id)
+        finally:
             begun.set()
-        await free(queue, job_id)
 
     await configure(redis, queue_ttl="300")
     async with gateway(redis_url) as front:
