@@ -178,7 +178,8 @@ class Lookout:
         """Return how long to wait before the next look at a record."""
         watch.looks += 1
         longest = max(LOOK_AGAIN_S, len(self._watches) / LOOKS_PER_SECOND)
-        pause = min(longest, FOREIGN_LOOK_S * 1.5**watch.looks) if watch.foreign else longest
+        # Bounded before it is raised to: a wait of an hour would be a number that no float holds.
+        pause = min(longest, FOREIGN_LOOK_S * 1.5 ** min(watch.looks, 50)) if watch.foreign else longest
         return pause * (0.9 + random.random() / 5)  # so that not all of them are due at once
 
     def _scan_no_later_than(self, moment: float) -> None:

@@ -342,5 +342,5 @@ def _sayable(text: str) -> str:
 
 def retry_delay(attempts: int, rng: Callable[[], float] = random.random) -> float:
     """Return the seconds until the next attempt: 0.5 doubling to 60, and up to half of it more, never less."""
-    delay: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0**attempts)
+    delay: float = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(attempts, 10))
     return delay * (1 + rng() / 2)

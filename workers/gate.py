@@ -14,6 +14,9 @@ from dataclasses import dataclass
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 
+#: Bounds of a `Retry-After`: a daily quota is asked about again each hour, and a worker is not stopped for years.
+LEAST_ASKED_S, LONGEST_ASKED_S = 0.1, 3600.0
+
 #: After this long without a refusal the cap grows by one: slow enough to find the limit, not to hit it each second.
 GROWTH_INTERVAL_S = 1.0
 
@@ -64,16 +67,17 @@ class Gate:
     def overloaded(self, now: float, running_batch: int, retry_after: float | None, job: Hashable) -> float:
         """Note a refusal of `job`; return for how many seconds it, or all batch, pauses.
 
-        A `Retry-After` wins over the doubling pause.
+        A `Retry-After` wins over the doubling pause; one of 0 says nothing, and obeyed would be a storm of requests.
         """
         times = self._count_refusal(job)
+        asked = min(LONGEST_ASKED_S, max(LEAST_ASKED_S, retry_after)) if retry_after else None
         if times > STUBBORN:
-            return retry_after if retry_after is not None else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**times)
+            return asked if asked is not None else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(times, 10))
         if now >= self._closed_until:  # refusals that come together are one overload
             self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2 or FIRST_PAUSE_S)
             current = self._concurrency if self._cap is None else self._cap
             self._cap = max(1, min(current, running_batch + 1) // 2)
-        pause = retry_after if retry_after is not None else self._pause_s
+        pause = asked if asked is not None else self._pause_s
         self._closed_until = max(self._closed_until, now + pause)
         self._grown_at = self._closed_until
         return pause

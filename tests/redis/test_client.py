@@ -323,6 +323,18 @@ class TestSubmit:
             assert ["Hello world"] == await texts(two)
         assert "Hello world" == (await one.result(timeout=5)).text
 
+    async def test_a_job_of_another_client_can_be_waited_for_for_days(
+        self, client: AsyncClient, redis_url: str, worker: ChatWorker
+    ) -> None:
+        """G13: after the 1,751st look, an hour on, no other wait of the client ends for it."""
+        submitted = await client.submit(BODY)
+        async with AsyncClient(redis_url) as other:
+            job = await other.job(submitted.id)
+            job._watch.looks = 10**6
+            waiting = asyncio.create_task(job.result(timeout=10))
+            await worker.end(await worker.claim_one())
+            assert "Hello world" == (await waiting).text
+
     async def test_a_job_can_be_taken_up_again_by_its_id(
         self, client: AsyncClient, redis_url: str, worker: ChatWorker
     ) -> None:

@@ -44,6 +44,20 @@ def test_retry_after_wins() -> None:
     assert 0.1 == Gate(8).overloaded(0.0, 4, 0.1, "job")
 
 
+def test_a_retry_after_without_measure_is_bounded() -> None:
+    """A quota of a year stops a worker for an hour at a time, and a 0, or a date that is over, asks for no storm."""
+    assert 3600.0 == Gate(8).overloaded(0.0, 4, 365 * 86400.0, "job")
+    gate, now, pauses = Gate(8), 0.0, []
+    for _ in range(4):
+        pauses.append(gate.overloaded(now, 4, 0.0, "job"))
+        now += pauses[-1]
+    assert [0.5, 1, 2, 4] == pauses
+    for answer in range(5):
+        gate.answered(answer)
+        pauses.append(gate.overloaded(0.0, 4, 0.0, "job"))
+    assert min(pauses) >= 0.5
+
+
 def test_a_shorter_retry_after_does_not_open_a_gate_that_is_closed_for_longer() -> None:
     """The latest moment that any refusal named holds."""
     gate = Gate(8)
@@ -108,3 +122,12 @@ def test_an_engine_is_gone_until_it_is_back() -> None:
     gate.back()
     assert not gate.gone
     assert gate.batch_cap(0.0) is None
+
+
+def test_a_job_that_is_refused_for_days_breaks_nothing() -> None:
+    """The pause stays at its longest, however often it would have doubled."""
+    gate = Gate(8)
+    for answer in range(1100):
+        gate.answered(answer)
+        pause = gate.overloaded(0.0, 4, None, "job")
+    assert 30.0 == pause
