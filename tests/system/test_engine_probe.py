@@ -80,6 +80,22 @@ class TestProbe:
 
         assert continues == (await engine.probe()).continues
 
+    async def test_a_page_that_comes_in_pieces_is_read_whole(self, fake: FakeEngine, engine: HttpEngine) -> None:
+        """What a probe finds must not hang on how the network cuts a page."""
+        whole = page(200, {"prompt": f"user: 1\nassistant: {CUT_OFF}"})
+
+        async def dribble(writer: asyncio.StreamWriter) -> None:
+            for begin in range(0, len(whole), 40):
+                await asyncio.sleep(0.01)
+                writer.write(whole[begin : begin + 40])
+                await writer.drain()
+
+        fake.replies |= {
+            "/v1/models": page(200, {"data": [{"id": "m", "owned_by": "llamacpp"}]}),
+            "/apply-template": dribble,
+        }
+        assert "prefill" == (await engine.probe()).continues
+
     @pytest.mark.parametrize(
         ("owner", "status", "has"), [("vllm", 200, True), ("vllm", 400, False), ("me", 200, False)]
     )

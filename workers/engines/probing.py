@@ -80,11 +80,16 @@ async def fetch(session: aiohttp.ClientSession, url: str, timeout: float) -> Pag
     """Get one page. Raises aiohttp.ClientError and TimeoutError."""
     limits = aiohttp.ClientTimeout(total=timeout)
     async with session.get(url, timeout=limits, allow_redirects=False) as response:
-        body = await response.content.read(MAX_PAGE_BYTES)
-        while len(body) < MAX_PAGE_BYTES and (more := await response.content.read(MAX_PAGE_BYTES - len(body))):
-            body += more
+        body = await _body(response)
         headers = response.headers
         return Page(response.status, body, headers.get("Content-Type", ""), headers.get("x-request-id", ""))
+
+
+async def _body(response: aiohttp.ClientResponse) -> bytes:
+    body = await response.content.read(MAX_PAGE_BYTES)
+    while len(body) < MAX_PAGE_BYTES and (more := await response.content.read(MAX_PAGE_BYTES - len(body))):
+        body += more
+    return body
 
 
 async def probe(session: aiohttp.ClientSession, url: str, with_key: bool) -> EngineInfo:
@@ -228,7 +233,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
     limits = aiohttp.ClientTimeout(total=EXTRA_TIMEOUT)
     try:
         async with session.post(url, json=body, timeout=limits, allow_redirects=False) as response:
-            return Page(response.status, await response.content.read(MAX_PAGE_BYTES))
+            return Page(response.status, await _body(response))
     except (aiohttp.ClientError, TimeoutError):
         return NO_PAGE
 
