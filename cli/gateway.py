@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmq.cli.open_files import allow_open_files
 from llmq.cli.options import Grace, Json, LogLevel, Queue, RedisUrl, Tenant
 from llmq.cli.render import count_of, notice, print_json, warn
 from llmq.cli.running import run_async
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 #: What `pip install 'llmq-streams[gateway]'` brings, and the gateway cannot be without.
 _NEEDED = ("starlette", "uvicorn", "httptools", "fsspec", "python_multipart")
+
+#: Open files of a gateway beside its clients' connections: to Redis, of the storage, of the program.
+_OTHER_FILES = 256
 
 
 def gateway(
@@ -157,7 +161,7 @@ def _options(settings: Settings, *, open_without_keys: bool, open_unseen: bool) 
         grace=settings.grace,
         flex_timeout=settings.flex_timeout,
         max_body_bytes=settings.max_body_bytes,
-        max_connections=settings.max_connections,
+        max_connections=_connections(settings.max_connections),
         cors_origins=settings.cors_origins,
         hosts=_hosts(settings),
         files=settings.gateway_files,
@@ -167,6 +171,18 @@ def _options(settings: Settings, *, open_without_keys: bool, open_unseen: bool) 
         engine_api_key=key.get_secret_value() if key is not None else None,
         keyring=settings.keyring(),
     )
+
+
+def _connections(wanted: int) -> int:
+    """Return how many connections may be taken: files that are open for other things come on top."""
+    files = allow_open_files(wanted + _OTHER_FILES)
+    most = wanted if files is None else max(1, min(wanted, files - _OTHER_FILES))
+    if most < wanted:
+        warn(
+            f"this process may have {files:,} open files, which makes {most:,} connections and not {wanted:,}: raise "
+            "its limit (ulimit -n, LimitNOFILE), or set LLMQ_MAX_CONNECTIONS"
+        )
+    return most
 
 
 def _hosts(settings: Settings) -> tuple[str, ...] | None:

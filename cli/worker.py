@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from llmq.cli.engine import EngineStart, StoppedEarly, open_engine
+from llmq.cli.open_files import allow_open_files
 from llmq.cli.options import Concurrency, EngineName, Gpu, Grace, Json, LogLevel, Queue, RedisUrl, Serve, ServeLog
 from llmq.cli.render import count_of, notice, print_json
 from llmq.cli.running import run_async
@@ -92,6 +93,7 @@ def worker(
     )
     shutdown = Shutdown()
     start = EngineStart(gpu, serve, serve_log)
+    allow_open_files()
     report = run_async(lambda: _serve(loaded.settings, options, start, shutdown), shutdown)
     if json:
         print_json(asdict(report or WorkerReport("")))
