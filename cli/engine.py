@@ -63,7 +63,12 @@ async def find(settings: Settings) -> FoundEngine:
     # Here and not above: the HTTP client takes 0.2 s to load, and most commands need none.
     from llmq.workers.engines.discovery import find_engine
 
-    found = await find_engine(settings.engine, api_key=_api_key(settings), max_answer_bytes=settings.max_answer_bytes)
+    found = await find_engine(
+        settings.engine,
+        api_key=_api_key(settings),
+        max_answer_bytes=settings.max_answer_bytes,
+        idle_timeout=settings.engine_idle_timeout,
+    )
     if found.note:
         notice(f"note: {found.note}")
     return found
@@ -81,7 +86,12 @@ async def _started(settings: Settings, start: EngineStart, shutdown: Shutdown) -
     held: list[int] = []
     if start.serve is not None:  # a local model may share its GPU, or have none
         held = await _unless_asked(gpu_lock.take(settings.home / "locks", gpus(start.gpu)), shutdown)
-    http = HttpEngine(launch.url, api_key=launch.api_key, max_answer_bytes=settings.max_answer_bytes)
+    http = HttpEngine(
+        launch.url,
+        api_key=launch.api_key,
+        max_answer_bytes=settings.max_answer_bytes,
+        idle_timeout=settings.engine_idle_timeout,
+    )
     engine = ManagedEngine(launch, http, notice, log=_log(settings, start), held=held)
     try:
         info = await _unless_asked(engine.start(), shutdown)

@@ -123,6 +123,9 @@ class Settings(BaseModel):
 
     engine_api_key: SecretStr | None = None
 
+    engine_idle_timeout: Annotated[Seconds, Field(gt=0)] = 3600.0
+    """How long an engine may say nothing in a request before that is given up: one that hangs would never end it."""
+
     encryption_key: Annotated[SecretStr, AfterValidator(_check_keys)] | None = None
     """Keys for what holds prompts or answers in Redis, commas between them: the first encrypts, all decrypt."""
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from llmq.cli.engine import find
 from llmq.scheduler.errors import EngineUnavailable, UsageError
-from llmq.workers.engines.base import EngineLoad
+from llmq.scheduler.settings import load_settings
+from llmq.workers.engines.base import EngineLoad, EngineUnclear
 from llmq.workers.engines.discovery import engine_from, find_engine
 from llmq.workers.engines.http import HttpEngine
 from llmq.workers.engines.probing import CUT_OFF
 from llmq.workers.engines.sim import SimEngine
-from tests.engine.fake import FakeEngine, opened, page, sample
+from tests.engine.fake import FakeEngine, chat, opened, page, sample
 
 
 @pytest.fixture
@@ -234,6 +236,21 @@ class TestDiscovery:
         assert isinstance(engine_from("sim"), SimEngine)
         assert isinstance(engine_from("sim://?slots=3"), SimEngine)
         assert isinstance(engine_from("https://h/v1"), HttpEngine)
+
+    async def test_an_engine_that_hangs_is_given_up(self, fake: FakeEngine) -> None:
+        """F-021: after `engine_idle_timeout`, in each way in which a command comes by an engine of HTTP."""
+
+        async def hang(writer: asyncio.StreamWriter) -> None:
+            await fake.hung_up.wait()
+
+        fake.replies["/v1/chat/completions"] = hang
+        given = {"engine": fake.url, "engine_idle_timeout": "50ms"}
+        found = await find(load_settings(given, {}).settings)
+        try:
+            with pytest.raises(EngineUnclear, match="fell silent"):
+                await found.engine.run(chat(model="m"))
+        finally:
+            await found.engine.close()
 
     @pytest.mark.parametrize("text", ["http://[::1", "sim://[::1"])
     def test_brackets_that_hold_no_address_are_refused(self, text: str) -> None:

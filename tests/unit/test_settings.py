@@ -30,6 +30,7 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
         "tenant": "default",
         "engine": None,
         "engine_api_key": None,
+        "engine_idle_timeout": 3600.0,
         "encryption_key": None,
         "encryption_key_file": None,
         "concurrency": None,

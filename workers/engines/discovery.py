@@ -35,12 +35,18 @@ class FoundEngine:
     note: str = ""
 
 
-def engine_from(text: str, *, api_key: str | None = None, max_answer_bytes: int = MAX_ANSWER_BYTES) -> Engine:
+def engine_from(
+    text: str,
+    *,
+    api_key: str | None = None,
+    max_answer_bytes: int = MAX_ANSWER_BYTES,
+    idle_timeout: float | None = None,
+) -> Engine:
     """Return the engine of that name, not yet probed. Raises UsageError that lists the forms."""
     if text == "sim" or text.startswith("sim:"):
         return SimEngine.from_url(text)
     if text.startswith(("http://", "https://")):
-        return HttpEngine(text, api_key=api_key, max_answer_bytes=max_answer_bytes)
+        return HttpEngine(text, api_key=api_key, max_answer_bytes=max_answer_bytes, idle_timeout=idle_timeout)
     raise UsageError(f"expected an engine as {FORMS}, got {text!r}")
 
 
@@ -50,14 +56,22 @@ async def find_engine(
     api_key: str | None = None,
     ports: Sequence[int] = LOCAL_PORTS,
     max_answer_bytes: int = MAX_ANSWER_BYTES,
+    idle_timeout: float | None = None,
 ) -> FoundEngine:
     """Return the named engine, probed; without a name the first one that serves on a local port.
 
     Raises UsageError for a name in no known form and EngineUnavailable, with what was found, when none answers.
     """
     if text is None:
-        return await _find_local(ports, api_key, max_answer_bytes)
-    engine = engine_from(text, api_key=api_key, max_answer_bytes=max_answer_bytes)
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        return await _first_of(
+            [
+                HttpEngine(url, api_key=api_key, max_answer_bytes=max_answer_bytes, idle_timeout=idle_timeout)
+                for url in urls
+            ],
+            ports,
+        )
+    engine = engine_from(text, api_key=api_key, max_answer_bytes=max_answer_bytes, idle_timeout=idle_timeout)
     try:
         info = await engine.probe()
     except BaseException:
@@ -66,9 +80,7 @@ async def find_engine(
     return FoundEngine(engine, info, "the engine is simulated: its answers are noise" if info.simulated else "")
 
 
-async def _find_local(ports: Sequence[int], api_key: str | None, max_answer_bytes: int) -> FoundEngine:
-    urls = [f"http://127.0.0.1:{port}" for port in ports]
-    engines = [HttpEngine(url, api_key=api_key, max_answer_bytes=max_answer_bytes) for url in urls]
+async def _first_of(engines: Sequence[HttpEngine], ports: Sequence[int]) -> FoundEngine:
     kept: HttpEngine | None = None
     try:
         findings = await asyncio.gather(*(_probe(engine) for engine in engines))
