@@ -116,6 +116,14 @@ def test_an_event_of_endless_lines_is_refused() -> None:
         EventParser(100).feed(b"data: 123456\n" * 20)
 
 
+def test_an_event_of_endless_empty_lines_is_refused() -> None:
+    """Each of them is a line of its data, and held."""
+    parser = EventParser(100)
+    with pytest.raises(EventTooLarge):
+        for _ in range(60):
+            parser.feed(b"data\ndata:\n")
+
+
 def test_many_events_in_one_piece_are_within_the_bound() -> None:
     """The bound is on the event, not on what the network delivers at once."""
     assert 50 == len(EventParser(100).feed(b"data: 123456\n\n" * 50))

@@ -63,7 +63,7 @@ class EventParser:
         events = [event for line in lines if (event := self._take_line(line)) is not None]
         for event in events:
             self._hold(len(event.data))
-        self._hold(sum(map(len, self._tail)) + sum(map(len, self._data)))
+        self._hold(sum(map(len, self._tail)) + sum(map(len, self._data)) + len(self._data))
         self._between = not (self._tail or self._data or self._name or self._after_cr)
         return events
 
