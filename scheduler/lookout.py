@@ -26,6 +26,9 @@ from llmq.scheduler.watch import Watch
 LOOK_AGAIN_S = 2.0
 LOOKS_PER_SECOND = 1000
 
+#: A look may overtake what the inbox still has to tell of a job: its last deltas, and its end. So long they may take.
+CATCH_UP_S = 0.25
+
 #: The inbox does not ring for a job that another client submitted: its record is looked at sooner, then less often.
 FOREIGN_LOOK_S = 0.1
 
@@ -74,9 +77,10 @@ class Lookout:
         self._wake.set()
 
     def heard(self, watches: Iterable[Watch]) -> None:
-        """Put a look off: the inbox has just told of these jobs, so that they run."""
+        """Put a look off: the inbox has just told of these jobs, so that they run, and are this client's own."""
         later = time.monotonic() + LOOK_AGAIN_S
         for watch in watches:
+            watch.foreign = False
             if watch.look_at < later:
                 watch.look_at = later
 
@@ -136,7 +140,10 @@ class Lookout:
             for watch, (entry, state, submitted, expires) in zip(some, await pipe.execute(), strict=True):
                 over = entry is None or state is not None
                 if over or await self._end(watch, submitted_at_ms(entry, submitted), expires_at_ms(expires)):
-                    ended.append(watch)
+                    if entry is None or watch.foreign or watch.seen_ended:
+                        ended.append(watch)
+                    else:
+                        watch.seen_ended, watch.look_at = True, time.monotonic() + CATCH_UP_S
         return ended
 
     async def _end(self, watch: Watch, submitted_ms: float, expires_ms: float) -> bool:

@@ -17,7 +17,7 @@ class Watch:
 
     __slots__ = (
         "__weakref__", "_ended", "failure", "foreign", "job_id", "look_at", "looks", "news", "on_deltas", "order",
-        "overdue_at", "record", "rung", "streams", "waiters",
+        "overdue_at", "record", "rung", "seen_ended", "streams", "waiters",
     )  # fmt: skip
 
     def __init__(self, job_id: str, *, foreign: bool, overdue_at: float) -> None:
@@ -30,6 +30,8 @@ class Watch:
         self.waiters = 0
         self.streams = 0
         self.rung = False
+        self.seen_ended = False
+        """Whether a look has found that the job has ended, of which the inbox had not told."""
         self.record: JobRecord | None = None
         self.failure: BaseException | None = None
         self.order = DeltaOrder()

@@ -224,6 +224,23 @@ class TestStream:
         assert list(HELLO) == await texts(job)
         assert [] == await texts(job)
 
+    @pytest.mark.parametrize("key", [None, "order-9"])
+    async def test_an_end_that_is_seen_before_the_last_pieces_waits_for_them(
+        self, client: AsyncClient, worker: ChatWorker, key: str | None
+    ) -> None:
+        """A look at the record may overtake the inbox: after a break, and after a long silence."""
+        job = await client.submit(BODY, key=key)
+        lease = await worker.claim_one()
+        await worker.begin(lease, "Hel")
+        stream = job.stream()
+        assert "Hel" == (await anext(stream)).text
+        await worker.end(replace(lease, reply_to="somebody else"))
+        job._listener._lookout.look_at_all()
+        following = asyncio.create_task(anext(stream))
+        await asyncio.wait([following], timeout=0.05)
+        await worker.go_on(lease, 1, "lo", " world")
+        assert ["lo", " world"] == [(await following).text, *[delta.text async for delta in stream]]
+
     async def test_leaving_early_changes_nothing(self, client: AsyncClient, worker: ChatWorker) -> None:
         """The job goes on, the result comes, and a second stream goes on where the first was left."""
         job = await client.submit(BODY)
