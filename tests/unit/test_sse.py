@@ -119,9 +119,9 @@ def test_an_event_of_endless_lines_is_refused() -> None:
 def test_an_event_of_endless_empty_lines_is_refused() -> None:
     """Each of them is a line of its data, and held."""
     parser = EventParser(100)
+    parser.feed(b"data\ndata:\n" * 50)
     with pytest.raises(EventTooLarge):
-        for _ in range(60):
-            parser.feed(b"data\ndata:\n")
+        parser.feed(b"data\n")
 
 
 def test_many_events_in_one_piece_are_within_the_bound() -> None:
