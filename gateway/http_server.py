@@ -59,7 +59,7 @@ class GuardedProtocol(HttpToolsProtocol):
     on_refused: Callable[[int, str], object] = staticmethod(lambda status, reason: None)
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
-    _in_head = True
+    _begun = False
     _lingering: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
 
@@ -88,17 +88,19 @@ class GuardedProtocol(HttpToolsProtocol):
         """Take bytes of a request."""
         if self._lingering is not None:
             return
-        if self._in_head and not self._head_bytes:
-            data = data.lstrip(b"\r\n")  # an empty line, which old clients send behind a body, begins no head
-            if not data:
-                return
-        if self._in_head and self._head_timer is None:
-            self._await_head()
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES + len(data):
             self._refuse(ApiError(431, f"expected a head of at most {MAX_HEAD_BYTES:,} bytes", code="head_too_large"))
             return
         self._parse(data)
+
+    def on_message_begin(self) -> None:
+        """A head begins: the parser passes over the empty line that old clients send behind a body."""
+        super().on_message_begin()
+        self._begun = True
+        self._unset_keepalive_if_required()
+        if self._head_timer is None:
+            self._await_head()
 
     def on_headers_complete(self) -> None:
         """The head has come; where it asks for another protocol, it will come again without that (`_parse`)."""
@@ -119,7 +121,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """The request has come whole: what follows is the head of the next one."""
         if not self.parser.should_upgrade():
             super().on_message_complete()
-            self._in_head, self._head_bytes = True, 0
+            self._begun, self._head_bytes = False, 0
 
     def on_response_complete(self) -> None:
         """The answer is out; where its request had not come whole, nothing that follows can be read as another one."""
@@ -152,7 +154,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _parse(self, data: bytes) -> None:
         """Parse; a request that offers another protocol (Java's client does: `Upgrade: h2c`) is served in this one."""
-        self._unset_keepalive_if_required()
+        if self._begun:
+            self._unset_keepalive_if_required()
         while True:
             try:
                 self.parser.feed_data(data)
@@ -177,11 +180,10 @@ class GuardedProtocol(HttpToolsProtocol):
         return line + b"".join(b"%s: %s\r\n" % pair for pair in self.headers if pair[0] not in _OF_UPGRADE) + b"\r\n"
 
     def _await_head(self) -> None:
-        self._in_head, self._head_bytes = True, 0
+        self._head_bytes = 0
         self._head_timer = self.loop.call_later(self.head_s, self._head_is_late)
 
     def _end_head(self) -> None:
-        self._in_head = False
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -191,7 +193,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(self.head_s, self._head_is_late)
             return
         self._head_timer = None
-        if self._head_bytes == 0:  # it asked for nothing: nobody waits for an answer
+        if not self._begun:  # it asked for nothing: nobody waits for an answer
             self.transport.close()
         else:
             message = f"the head of the request did not come within {self.head_s:g} s"

@@ -266,7 +266,20 @@ class TestSlowClients:
         """It is no beginning of a head, and does not hurry the next one."""
         ask = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
         came = await spoken(strict, f"{ask}\r\n", "\r\n", "", "", f"{ask}connection: close\r\n\r\n", pause=0.15)
-        assert 2 == (came[1] + came[2]).count(b'{"status":"ok"}') == 2
+        assert 2 == (came[1] + came[2]).count(b'{"status":"ok"}')
+
+    async def test_a_head_may_be_cut_anywhere(self, strict: Gateway) -> None:
+        """Also behind another request, and where an empty line would be none."""
+        ask = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
+        last = f"{ask}connection: close\r\n\r\n"
+        for cut in range(1, len(last)):
+            status, _, rest = await spoken(strict, f"{ask}\r\n{last[:cut]}", last[cut:], pause=0.001)
+            assert (200, 2) == (status, rest.count(b'{"status":"ok"}')), last[:cut]
+
+    async def test_empty_lines_hold_no_connection(self, redis_url: str) -> None:
+        """However many come."""
+        async with gateway(redis_url, head_s=0.2) as front:
+            assert 0 == (await spoken(front, *["\r\n"] * 100, pause=0.02))[0]
 
     async def test_a_silent_connection_is_closed(self, strict: Gateway) -> None:
         """Without a word: nothing was asked."""
