@@ -111,6 +111,8 @@ class GuardedProtocol(HttpToolsProtocol):
                 extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
                 extensions[EXTENSION] = BodyWriter(self.cycle)
                 self._open.append(self.cycle)
+            if len(self.pipeline) == 1:  # uvicorn reads no more then, and would not see the client leave
+                self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body has come."""
