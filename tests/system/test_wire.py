@@ -58,6 +58,8 @@ async def exchange(reply: Any, *, body: bytes = b"{}") -> tuple[Head, bytes]:
         OK + b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 3\r\n\r\nbye",
         CHUNKED_HEAD + chunked("hello") + b"0\r\n\r\n" + CHUNKED_HEAD + chunked("bye") + b"0\r\n\r\n",
         OK + b"\r\nno HTTP",
+        CHUNKED_HEAD.replace(b"\r\n\r\n", b"\r\nContent-Length: 9\r\n\r\n") + chunked("hello") + b"0\r\n\r\n",
+        OK.replace(b"\r\n", b"\n"),
     ],
 )
 def test_a_body_ends_as_its_head_says(run: Runner, reply: bytes) -> None:

@@ -106,6 +106,8 @@ class Wire(asyncio.Protocol):
         self._loop = loop
         self._idle_timeout = idle_timeout
         self._parser = httptools.HttpResponseParser(self)
+        # Two lengths (a proxy that copies its upstream's headers) harm nobody where nothing follows an answer.
+        self._parser.set_dangerous_leniencies(lenient_chunked_length=True, lenient_optional_cr_before_lf=True)
         self._head: asyncio.Future[Head] = loop.create_future()
         self._headers: dict[str, str] = {}
         self._bodiless_bytes = 0
