@@ -41,6 +41,9 @@ STALL_S = 60.0
 #: a connection on which data is still coming may take the answer with it.
 LINGER_S = 5.0
 
+#: Requests of a connection that wait behind the one that is answered: some 3 KiB each, where a packet holds thousands.
+MOST_PIPELINED = 100
+
 BACKLOG = 2048
 
 #: A peer that vanished without a word is noticed after 30 s.
@@ -111,6 +114,8 @@ class GuardedProtocol(HttpToolsProtocol):
                 extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
                 extensions[EXTENSION] = BodyWriter(self.cycle)
                 self._open.append(self.cycle)
+            if len(self.pipeline) > MOST_PIPELINED:
+                raise ValueError("too many requests that wait")  # the parser stops, and the connection is closed
             if len(self.pipeline) == 1:  # uvicorn reads no more then, and would not see the client leave
                 self.flow.resume_reading()
 
