@@ -12,7 +12,7 @@ import orjson
 
 from llmq.gateway.call import RESPONSES
 from llmq.gateway.errors import ApiError
-from llmq.scheduler.deltas import DeltaView
+from llmq.scheduler.deltas import DeltaView, read_chunk
 
 #: A comment: clients pass over it, and proxies see that the connection lives.
 KEEP_ALIVE = b": waiting\n\n"
@@ -64,8 +64,8 @@ class Events:
 
 def _only_tells_usage(chunk: bytes) -> bool:
     try:
-        read = orjson.loads(chunk)
-    except orjson.JSONDecodeError:
+        read = read_chunk(chunk)
+    except ValueError:
         return False
     return isinstance(read, dict) and bool(read.get("usage")) and read.get("choices") == []
 
@@ -73,8 +73,8 @@ def _only_tells_usage(chunk: bytes) -> bool:
 def _named(chunk: bytes) -> bytes:
     """Return an event of /v1/responses, whose name is its type."""
     try:
-        kind = orjson.loads(chunk).get("type")
-    except (orjson.JSONDecodeError, AttributeError):
+        kind = read_chunk(chunk).get("type")
+    except (ValueError, AttributeError):
         kind = None
     name = b"event: " + kind.encode() + b"\n" if isinstance(kind, str) else b""
     return name + b"data: " + _one_line(chunk) + b"\n\n"

@@ -8,6 +8,7 @@ that is more than its text, a rest is not guessed at. Decides only: no Redis, no
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +40,15 @@ class DeltaView:
     @property
     def chunk(self) -> Any:
         """The engine's chunk, read."""
-        return orjson.loads(self.raw)
+        return read_chunk(self.raw)
+
+
+def read_chunk(raw: bytes) -> Any:
+    """Return a chunk as its engine meant it: some write NaN, and half of a surrogate pair. Raises ValueError."""
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return json.loads(raw)
 
 
 class DeltaOrder:
@@ -162,8 +171,8 @@ def _has_ended(last: list[Delta]) -> bool | None:
 
 def _is_end(chunk: bytes) -> bool | None:
     try:
-        read = orjson.loads(chunk)
-    except orjson.JSONDecodeError:
+        read = read_chunk(chunk)
+    except ValueError:
         return None
     match read:
         case {"choices": [*_, {"finish_reason": reason}]}:

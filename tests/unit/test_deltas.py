@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmq.scheduler.deltas import MAX_KEPT_BYTES, DeltaOrder
+from llmq.scheduler.deltas import MAX_KEPT_BYTES, DeltaOrder, DeltaView
 from llmq.scheduler.inbox import Delta
 from tests.chat_worker import chat, chunk
 
@@ -241,3 +241,16 @@ def test_a_last_event_that_did_not_come_is_made_of_the_answer() -> None:
     assert ("", "completed") == (view.text, view.chunk["status"])
     last = Delta("j", 1, 1, "", b'{"type": "response.completed", "response": {}}')
     assert None is show(said, last).rest(answer)
+
+
+def test_a_chunk_that_strict_parsers_refuse_can_be_read() -> None:
+    """Engines write NaN, and halves of surrogate pairs."""
+    view = DeltaView("", b'{"logprob": NaN, "choices": [{"delta": {"content": "\\ud83d"}}]}')
+    assert "\ud83d" == view.chunk["choices"][0]["delta"]["content"]
+
+
+def test_an_end_is_seen_in_a_chunk_that_strict_parsers_refuse() -> None:
+    """Its finish reason counts like any other."""
+    last = Delta("j", 1, 1, "", b'{"choices": [{"index": 0, "finish_reason": "stop", "logprob": NaN}]}')
+    order = show(part(0, {"content": "abc"}, text="abc"), last)
+    assert None is order.rest(completion({"role": "assistant", "content": "abc"}))
