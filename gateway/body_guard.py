@@ -2,7 +2,8 @@
 
 It stands between the server and whoever reads the body, and raises ApiError there: 413 for a body that is too large, as
 soon as that is known, 408 for one that trickles (slowloris). Time in which nobody reads is not held against the client.
-What of a body was not read when the answer is out, the server reads and throws away for a moment (`http_server.py`).
+What of a body was not read when the answer is out, its connection reads and throws away for a moment
+(`connection_guard.py`).
 """
 
 from __future__ import annotations

@@ -32,13 +32,14 @@ from llmq.gateway.batch.storage import open_storage
 from llmq.gateway.batch.upload import OVERHEAD
 from llmq.gateway.body_guard import Pace
 from llmq.gateway.canceller import Canceller
+from llmq.gateway.connection_guard import HEAD_S, STALL_S
 from llmq.gateway.contact import Contact
 from llmq.gateway.direct import Direct
 from llmq.gateway.errors import ApiError
 from llmq.gateway.fleet import Fleet
 from llmq.gateway.host_guard import HostGuard
 from llmq.gateway.http_metrics import HttpMetrics
-from llmq.gateway.http_server import HEAD_S, STALL_S, HttpServer
+from llmq.gateway.http_server import HttpServer
 from llmq.gateway.inference import Service
 from llmq.gateway.jobs import Jobs
 from llmq.gateway.keyed_admission import KeyedAdmission

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 
 from llmq.gateway.body_guard import Pace
-from llmq.gateway.http_server import MOST_PIPELINED
+from llmq.gateway.connection_guard import MOST_PIPELINED
 from tests.engine.scripted import ScriptedEngine
 from tests.gateway.serving import CHAT, Gateway, chunk, error_of, gateway, whole
 from tests.redis.serving import serving
