@@ -131,7 +131,7 @@ class ScriptedQueue:
         room: int = 1,
         *,
         free: int | None = None,
-        reserve: int = 0,
+        reserve: int | None = 0,
         suspects: int = 0,
         worker: str = "w",
         youngest: Lease | None = None,

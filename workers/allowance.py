@@ -20,7 +20,10 @@ DEFAULT_RESERVE_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A worker at one moment. `batch_cap` is the most batch requests it may run; None is no limit of its own."""
+    """A worker at one moment. `batch_cap` is the most batch requests it may run; None is no limit of its own.
+
+    `refusing` says that its engine has just refused work: then not even the deadline starts batch there.
+    """
 
     concurrency: int
     running_interactive: int
@@ -30,16 +33,20 @@ class Snapshot:
     reserve: int
     preempt: bool
     batch_cap: int | None = None
+    refusing: bool = False
     taking: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What the claim script may give: in all (`room`), into free slots, keeping `reserve` of those free of batch."""
+    """What the claim script may give: in all (`room`), into free slots, keeping `reserve` of those free of batch.
+
+    A `reserve` of None is all of them: no batch, not even by the deadline, which heeds no other.
+    """
 
     room: int
     free: int
-    reserve: int
+    reserve: int | None
     suspects: int
 
     def without(self, slots: int, suspects: int = 0) -> Allowance:
@@ -64,6 +71,8 @@ def allow(now: Snapshot) -> Allowance:
         return NOTHING
     free = max(0, now.concurrency - now.running_interactive - now.running_batch)
     room = free + (now.preemptable if now.preempt else 0)
+    if now.refusing:
+        return Allowance(room, free, None, now.suspects)
     reserve = now.reserve
     if now.batch_cap is not None:
         # The claim gives batch what is free above the reserve, so a lower cap is a higher reserve.

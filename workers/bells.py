@@ -111,4 +111,6 @@ class Bells:
 
 
 def _usable(now: Allowance, interactive: bool) -> bool:
-    return now.room > 0 if interactive else now.free > now.reserve
+    if interactive:
+        return now.room > 0
+    return now.reserve is not None and now.free > now.reserve

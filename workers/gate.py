@@ -8,6 +8,7 @@ answers questions about it; it sends nothing, and takes its time from the caller
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -42,6 +43,7 @@ class Gate:
         self._concurrency = concurrency
         self._pause_s = 0.0
         self._closed_until = 0.0
+        self._refused_at = -math.inf
         self._cap: int | None = None
         self._grown_at = 0.0
         self._gone = False
@@ -59,6 +61,10 @@ class Gate:
         """Whether batch waits because the engine refused."""
         return now < self._closed_until
 
+    def refuses(self, now: float) -> bool:
+        """Whether batch waits even past its deadline; for 30 s after a refusal at most, whatever `Retry-After` says."""
+        return now < min(self._closed_until, self._refused_at + LONGEST_PAUSE_S)
+
     def answered(self, job: Hashable) -> None:
         """Note that the engine answered a job."""
         self._answers += 1
@@ -73,6 +79,7 @@ class Gate:
         asked = min(LONGEST_ASKED_S, max(LEAST_ASKED_S, retry_after)) if retry_after else None
         if times > STUBBORN:
             return asked if asked is not None else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(times, 10))
+        self._refused_at = now
         if now >= self._closed_until:  # refusals that come together are one overload
             self._pause_s = min(LONGEST_PAUSE_S, self._pause_s * 2 or FIRST_PAUSE_S)
             current = self._concurrency if self._cap is None else self._cap

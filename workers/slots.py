@@ -114,6 +114,7 @@ class Slots:
                 reserve=self.reserve,
                 preempt=self._settings().preempt,
                 batch_cap=self.batch_cap,
+                refusing=self._gate.refuses(time.monotonic()),
                 taking=not (self._gate.gone or self._gate.locked or self.desk.closed),
             )
         )

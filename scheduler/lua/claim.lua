@@ -5,7 +5,7 @@
 -- ARGV    1 consumer  who claims
 --         2 room      free slots, and slots whose batch request may be preempted
 --         3 free      free slots
---         4 reserve   slots kept free for chat
+--         4 reserve   slots kept free for chat; empty: no batch, not even by the deadline (the engine refuses work)
 --         5 suspects  suspects that the worker runs now
 --         6 youngest  the youngest batch line that it runs and may preempt, as lane|entry; empty: none
 --         7.. name    the candidate lanes, in the order of KEYS
@@ -150,7 +150,7 @@ local function serve(cls, want, why)
 end
 
 local waits = redis.call('EXISTS', ready_b) == 1
-local may_batch = waits and not set.paused_b and set.open
+local may_batch = waits and not set.paused_b and set.open and reserve ~= nil
 local tank = may_batch and refilled(set)
 local spent = false
 
@@ -192,7 +192,7 @@ while not set.paused_i and not unsure and #jobs < room do
 end
 
 -- 4. Batch, only if nothing interactive is claimable: above the reserve, and as the bucket allows.
-local reason = waits and not may_batch and (set.paused_b and 'paused' or 'window') or 'empty'
+local reason = waits and not may_batch and (set.paused_b and 'paused' or not set.open and 'window' or 'busy') or 'empty'
 while may_batch and not unsure do
   if set.yields > now then -- chat is too slow all over the fleet
     reason = 'objective'

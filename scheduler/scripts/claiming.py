@@ -99,16 +99,16 @@ def claim(
     *,
     room: int,
     free: int,
-    reserve: int,
+    reserve: int | None,
     suspects: int,
     candidates: Sequence[str],
     youngest: Fence | None = None,
 ) -> Call[Claimed]:
-    """Take the next jobs for one worker under the policy."""
+    """Take the next jobs for one worker under the policy; a `reserve` of None is no batch, not even by the deadline."""
     lanes = candidates[:MAX_CANDIDATES]
     touched = [key for lane in lanes for key in keys.of_lane(lane)]
     line = f"{youngest.lane}|{youngest.entry}" if youngest else ""
-    argv = [consumer, room, free, reserve, suspects, line, *lanes]
+    argv = [consumer, room, free, "" if reserve is None else reserve, suspects, line, *lanes]
     return Call(script("claim"), (*keys.shared, *touched), argv, _claimed)
 
 

@@ -293,6 +293,13 @@ class TestDeadline:
         assert [] == names(await queue.claim(0, free=0, reserve=1))
         assert [Why.DEADLINE] == whys(await queue.claim(1, free=1, reserve=1))
 
+    async def test_it_starts_nothing_where_the_engine_refuses_work(self, queue: ScriptedQueue) -> None:
+        """Another worker may start it; chat is given as ever."""
+        await self.busy(queue)
+        await queue.pass_time(30_000)
+        assert [Why.CHAT] * 2 == whys(await queue.claim(2, reserve=None))
+        assert [Why.DEADLINE, Why.CHAT] == whys(await queue.claim(2))
+
     async def test_the_wait_says_when_it_is_due(self, queue: ScriptedQueue) -> None:
         """A worker that looks when it is told is there in time."""
         await self.busy(queue)

@@ -447,6 +447,19 @@ class TestEngineTrouble:
             await batch_ended(redis)
         await each_line_ended_once(redis, 6)
 
+    async def test_an_overloaded_engine_is_left_alone_past_the_deadline_too(self, redis_url: str, redis: Redis) -> None:
+        """G10: a start that is refused is none, so the deadline stays due; it may not start line after line for that."""
+        await configure(redis, deadline="1000")
+        await submit_batch(redis, 40)
+        engine = ScriptedEngine(4, lambda request: request.fail(EngineOverloaded("busy")))
+        async with serving(redis_url, engine, reserve=0):
+            await until(lambda: len(engine.started) > 4)
+            await asyncio.sleep(2.5)
+            assert len(engine.started) < 12
+            engine.on_request = answer
+            await batch_ended(redis)
+        await each_line_ended_once(redis, 40)
+
     async def test_a_line_that_is_always_refused_keeps_no_other_waiting(self, redis_url: str, redis: Redis) -> None:
         """G16: an engine that says 429 to one line, because it is too large for its limits, is not overloaded."""
         refusing = True

@@ -17,6 +17,7 @@ SNAPSHOTS = st.builds(
     reserve=st.integers(0, 8),
     preempt=st.booleans(),
     batch_cap=st.none() | st.integers(0, 64),
+    refusing=st.booleans(),
     taking=st.booleans(),
 ).filter(lambda now: now.preemptable <= now.running_batch)
 
@@ -54,6 +55,12 @@ def test_a_cap_of_zero_stops_batch_and_leaves_chat_alone() -> None:
     assert (8, 8, 8) == (now.room, now.free, now.reserve)
 
 
+def test_an_engine_that_refuses_gets_no_batch_by_the_deadline_either() -> None:
+    """G10 heeds no reserve, so there is none to give; chat has the same room."""
+    assert Allowance(8, 8, None, 0) == allow(snapshot(refusing=True, batch_cap=0))
+    assert Allowance(5, 5, None, 1) == allow(snapshot(refusing=True)).without(3, 1)
+
+
 def test_more_than_the_slots_is_held_while_a_request_is_being_preempted() -> None:
     """Until the preempted request has ended nothing is free, and never less than nothing."""
     assert 0 == allow(snapshot(running_batch=8, running_interactive=1)).free
@@ -71,7 +78,7 @@ def test_no_allowance_lets_a_worker_hold_too_much(now: Snapshot) -> None:
     running = now.running_interactive + now.running_batch
     assert 0 <= given_.free <= max(0, now.concurrency - running)
     assert given_.free <= given_.room <= given_.free + now.preemptable
-    starts = max(0, given_.free - given_.reserve)
+    starts = 0 if given_.reserve is None else max(0, given_.free - given_.reserve)
     assert starts <= max(0, given_.free - now.reserve)
     if now.batch_cap is not None and starts:
         assert now.running_batch + starts <= now.batch_cap

@@ -58,6 +58,18 @@ def test_a_retry_after_without_measure_is_bounded() -> None:
     assert min(pauses) >= 0.5
 
 
+def test_it_refuses_batch_by_the_deadline_too_but_for_30_s_at_most() -> None:
+    """G10: it is asked again for the deadline's sake, though it asked to be left alone for an hour."""
+    gate = Gate(8)
+    assert not gate.refuses(0.0)
+    gate.overloaded(0.0, 4, None, "job")
+    assert [True, False] == [gate.refuses(now) for now in (0.4, 0.5)]
+    gate.overloaded(1.0, 4, 3600.0, "job")
+    assert [True, False] == [gate.refuses(now) for now in (30.9, 31.0)]
+    gate.overloaded(31.0, 0, None, "job")
+    assert [True, False] == [gate.refuses(now) for now in (60.9, 61.0)]
+
+
 def test_a_shorter_retry_after_does_not_open_a_gate_that_is_closed_for_longer() -> None:
     """The latest moment that any refusal named holds."""
     gate = Gate(8)
