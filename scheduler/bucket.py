@@ -89,5 +89,7 @@ def _tokens(limit: Limit | None, bucket: Mapping[bytes, bytes], now_ms: int) -> 
     if limit is None:
         return None
     held = finite(bucket.get(b"tokens"), limit.burst)
+    if bucket.get(b"unit", limit.rate.unit.encode()) != limit.rate.unit.encode():
+        held = max(0.0, held)
     elapsed_ms = max(0.0, now_ms - finite(bucket.get(b"at"), now_ms))
     return min(limit.burst, held + elapsed_ms * limit.rate.per_second / 1000)

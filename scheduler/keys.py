@@ -39,7 +39,7 @@ class QueueKeys:
 
     @property
     def bucket(self) -> str:
-        """Hash, a week from the last batch start: tokens, last refill, last start left to finish, waits since."""
+        """Hash, a week from the last batch start: tokens, unit, last refill, last start left to finish, waits since."""
         return self.prefix + "bucket"
 
     @property

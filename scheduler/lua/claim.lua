@@ -161,7 +161,7 @@ local function pay(from, as_debt)
     local protected = as_debt or jobs[i][9] >= 3
     redis.call('ZADD', starts, protected and now or -now, jobs[i][1] .. '|' .. jobs[i][2])
     if set.rate then
-      local left = tank.tokens - (set.by_tokens and cost_of(jobs[i]) or 1)
+      local left = tank.tokens - (set.unit == 'tok' and cost_of(jobs[i]) or 1)
       tank.tokens = as_debt and math.max(math.min(tank.tokens, -set.burst), left) or left
     end
   end
@@ -206,7 +206,7 @@ while may_batch and not unsure do
     look_again_at(now + math.ceil((1 - tank.tokens) * 1000 / set.rate))
     break
   end
-  if set.rate then quota = set.by_tokens and 1 or math.min(quota, math.floor(tank.tokens)) end
+  if set.rate then quota = set.unit == 'tok' and 1 or math.min(quota, math.floor(tank.tokens)) end
   if serve('b', quota, 'bucket') == 0 then break end
   pay(before + 1, false)
 end

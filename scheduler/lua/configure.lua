@@ -17,7 +17,7 @@ for i = 1, #ARGV, 2 do
 end
 redis.call('HSETNX', config, 'format', 1)
 if tank.tokens and redis.call('HEXISTS', bucket, 'tokens') == 1 then
-  redis.call('HSET', bucket, 'tokens', tank.tokens, 'at', math.max(tank.at, now))
+  redis.call('HSET', bucket, 'tokens', tank.tokens, 'unit', tank.unit, 'at', math.max(tank.at, now))
 end
 if before.paused_b and not redis.call('HGET', config, 'paused_b') and redis.call('EXISTS', ready_b) == 1 then
   redis.call('HSET', bucket, 'since', now)

@@ -95,24 +95,27 @@ local function settings()
   s.rate = finite(r) -- nil: unlimited
   if s.rate and s.rate <= 0 then s.rate = nil end
   s.burst = s.rate and (finite(b) or math.max(1, s.rate))
-  s.by_tokens = u == 'tok'
+  s.unit = u == 'tok' and 'tok' or 'job'
   return s
 end
 
 -- The bucket, refilled: time is Redis', elapsed is never negative, and the last refill never goes back.
 local function refilled(s)
-  local tokens, at, start, since, dry =
-    unpack(redis.call('HMGET', bucket, 'tokens', 'at', 'start', 'since', 'dry'))
+  local tokens, at, start, since, dry, unit =
+    unpack(redis.call('HMGET', bucket, 'tokens', 'at', 'start', 'since', 'dry', 'unit'))
   local b = {at = finite(at) or s.now, dry = finite(dry), last = math.max(finite(start) or 0, finite(since) or 0)}
   if s.rate then
-    b.tokens = math.min(s.burst, (finite(tokens) or s.burst) + math.max(0, s.now - b.at) * s.rate / 1000)
+    local level = finite(tokens) or s.burst
+    -- It counts another unit now: one long line's debt of LLM tokens would be so many jobs, hours of them.
+    if unit and unit ~= s.unit then level = math.max(0, level) end
+    b.tokens, b.unit = math.min(s.burst, level + math.max(0, s.now - b.at) * s.rate / 1000), s.unit
   end
   return b
 end
 
 -- Write what a claim left in the bucket, and how long nothing could start before.
 local function save_bucket(b, now)
-  if b.tokens then redis.call('HSET', bucket, 'tokens', b.tokens, 'at', math.max(b.at, now)) end
+  if b.tokens then redis.call('HSET', bucket, 'tokens', b.tokens, 'unit', b.unit, 'at', math.max(b.at, now)) end
   if b.dry then
     add(bucket, 'exhausted', 1)
     add(bucket, 'dry_ms', math.floor(math.max(0, now - b.dry)))

@@ -191,6 +191,30 @@ class TestSettings:
         await queue.configure(rate=0.1)
         assert 1 == len((await queue.claim(50)).leases)
 
+    @pytest.mark.parametrize("by_plan", [False, True])
+    async def test_debt_is_of_its_unit(self, queue: ScriptedQueue, by_plan: bool) -> None:
+        """A line of 100,000 LLM tokens is no debt of 99,000 jobs, which would be five hours of 5 a second (G8)."""
+        await queue.configure(rate=1_000, burst=1_000, unit="tok", plan=f"{T0 + 1_000} 5 5 job;" if by_plan else "")
+        await queue.batch("B", 99, cost=100_000)
+        assert 1 == len((await queue.claim(9)).leases)
+        await queue.pass_time(999)
+        assert 0 == len((await queue.claim(9)).leases)
+        if not by_plan:
+            await queue.configure(rate=5, burst=5, unit="job")
+        await queue.pass_time(201)
+        assert 1 <= len((await queue.claim(9)).leases) <= 5
+
+    async def test_a_change_of_the_unit_and_back_gives_nothing(self, queue: ScriptedQueue) -> None:
+        """What was saved up is no more for being counted otherwise, and never more than the burst."""
+        await queue.configure(rate=0.001, burst=2)
+        await queue.batch("B", 99)
+        assert 2 == len((await queue.claim(9)).leases)
+        for _ in range(5):
+            await queue.configure(rate=0.001, burst=1_000, unit="tok")
+            assert 0 == len((await queue.claim(9)).leases)
+            await queue.configure(rate=0.001, burst=2, unit="job")
+            assert 0 == len((await queue.claim(9)).leases)
+
     async def test_the_plan_sets_the_rate_for_its_time(self, queue: ScriptedQueue) -> None:
         """Its last change that has begun is in force; `-` is what was set, `off` unlimited, `closed` nothing."""
         await queue.configure(rate=0.001, burst=1)

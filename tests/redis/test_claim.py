@@ -601,6 +601,7 @@ class TestTheWholeState:
         assert {
             "bucket at": (None, str(T0)),
             "bucket tokens": (None, "3"),
+            "bucket unit": (None, "job"),
             "lane:batch:B running 1-0": (None, "w x1"),
             "lane:batch:B running 2-0": (None, "w x1"),
             "ready:b t": (0.0, 80.0),

@@ -111,6 +111,18 @@ async def test_the_oldest_wait_is_of_a_job_that_waits(queue: ScriptedQueue, jobs
     assert await since() == pytest.approx(int(first.value.split("-")[0]) / 1000, abs=0.002)
 
 
+async def test_a_debt_in_another_unit_is_shown_as_none(queue: ScriptedQueue, jobs: Queue) -> None:
+    """LLM tokens that were overdrawn are no jobs: the next claim finds what has come since."""
+    await queue.configure(rate=10, burst=10, unit="tok")
+    await queue.batch("B", 9, cost=5_000)
+    await queue.claim(1)
+    assert -4990.0 == (await status(jobs))["bucket"]["tokens"]
+    await queue.configure(rate=2, burst=4, unit="job")
+    assert 0.0 == (await status(jobs))["bucket"]["tokens"]
+    await queue.pass_time(500)
+    assert 1 == len((await queue.claim(9)).leases)
+
+
 async def test_the_bucket_is_shown_as_the_next_claim_finds_it(queue: ScriptedQueue, jobs: Queue) -> None:
     """Tokens are refilled to now; how often it was empty, and for how long, on average."""
     await jobs.set_rate(Rate(2.0), 4.0)

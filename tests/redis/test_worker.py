@@ -448,7 +448,7 @@ class TestEngineTrouble:
         await each_line_ended_once(redis, 6)
 
     async def test_an_overloaded_engine_is_left_alone_past_the_deadline_too(self, redis_url: str, redis: Redis) -> None:
-        """G10: a start that is refused is none, so the deadline stays due; it may not start line after line for that."""
+        """G10: a start that is refused is none, so the deadline stays due, and no line after line is sent for that."""
         await configure(redis, deadline="1000")
         await submit_batch(redis, 40)
         engine = ScriptedEngine(4, lambda request: request.fail(EngineOverloaded("busy")))
