@@ -13,7 +13,7 @@
 --         5 message   for the record
 -- From    waiting, delayed, running
 -- To      ended; running, marked (cancelled only)
--- Returns unknown | ended, state | cancelled | signalled, consumer | running (not to be cancelled: it has started)
+-- Returns unknown | ended, state | cancelled | signalled, consumer | running (not to be ended: it has started, or lives)
 
 local stream, back, job, inbox = KEYS[19], KEYS[20], KEYS[21], KEYS[22]
 local id, lane, state, code, message = unpack(ARGV)
@@ -31,6 +31,8 @@ if not pending.err and pending[1] then
   return {'signalled', pending[1][2]}
 end
 if state == 'expired' and (finite(expires) or math.huge) > now then return {'running'} end
+-- Who found its entry gone may have looked at an earlier job of the same key.
+if state == 'lost' and #redis.call('XRANGE', stream, entry, entry) > 0 then return {'running'} end
 local there = redis.call('XDEL', stream, entry)
 redis.call('ZREM', back, entry)
 local _, attempts, crashes, preemptions = past(lane, entry)

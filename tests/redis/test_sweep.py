@@ -227,6 +227,15 @@ async def test_a_single_job_that_somebody_deleted_is_lost_to_its_waiter(queue: S
     assert ("lost", "1") == (state["job:j1 state"], state["counts i"])
 
 
+async def test_a_job_that_waits_cannot_be_ended_as_lost(queue: ScriptedQueue) -> None:
+    """Who found the entry gone may have seen an earlier job of the same key; the one that is there runs (G1, F-016)."""
+    await queue.submit("j1")
+    before = await queue.state()
+    assert scripts.Verdict("running") == await queue.cancel("j1", state="lost")
+    assert {} == changes(before, await queue.state())
+    assert ["j1"] == await queue.drain()
+
+
 async def test_a_group_that_was_deleted_is_made_again(queue: ScriptedQueue) -> None:
     """What ran then waits again, also where the lane had nothing more to claim (F-056)."""
     await queue.batch("B", 2)
