@@ -1,11 +1,13 @@
 """Contact: for how long this worker has seen Redis without a gap.
 
 A lease that was not renewed says nothing while Redis was away, so nobody reclaims before one full lease of unbroken
-contact with the same server (G4). Whoever talks to Redis notes the contact; the sweeper asks whether it is enough.
+contact with the same server, whose clock has not leapt (G4). Whoever talks to Redis notes the contact; the sweeper asks
+whether it is enough.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +34,7 @@ class Contact:
         self._last = 0.0
         self._away = False
         self._run_id = ""
+        self._ahead = math.inf
 
     def seen(self, asked_at: float) -> None:
         """Redis answered what it was asked at that time of the clock."""
@@ -58,6 +61,18 @@ class Contact:
             if self._run_id and run_id != self._run_id:
                 self._since = None
             self._run_id = run_id
+
+    def redis_time(self, seconds: float, asked_at: float) -> None:
+        """Redis told its time when it was asked at that time of the clock.
+
+        Where its clock was set on, or its host slept, all leases look older than they are: nobody was there to renew
+        them in the time that never was.
+        """
+        with self._lock:
+            # It told it between the question and now: both bounds are on the side of "nothing happened".
+            if seconds - self._clock() - self._ahead > self._lease_s / 4:
+                self._since = None
+            self._ahead = seconds - asked_at
 
     def lease_is(self, seconds: float) -> None:
         """Take over the live setting. Made shorter, it counts from now on: others have yet to hear of it."""

@@ -105,6 +105,7 @@ class LeaseKeeper:
         began = time.monotonic()
         beat = self._beat()
         self._contact.seen(began)
+        self._contact.redis_time(beat.now_ms / 1000, began)
         return beat
 
     def last_beat(self) -> None:
@@ -158,7 +159,10 @@ class LeaseKeeper:
         began = time.monotonic()
         try:
             self._renew()
-            self._tell(self._listener.beaten, self._beat())
+            asked_at = time.monotonic()
+            beat = self._beat()
+            self._contact.redis_time(beat.now_ms / 1000, asked_at)
+            self._tell(self._listener.beaten, beat)
         except OUT_OF_REACH:
             self._contact.lost()
             self._give_up_overdue()

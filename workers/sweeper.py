@@ -101,22 +101,25 @@ class Sweeper:
         self._hurry = any(silent_s[name] < self._lease_s() + HURRY_UNTIL_S for name in missing)
         # The lock goes a little before the next sweep is due, or a lone worker would find its own.
         interval_ms = round(self._interval_s() * 800)
+        asked_at = time.monotonic()
         lead = await scripts.run(self._redis, scripts.lead(self._keys, self._consumer, interval_ms=interval_ms))
         if not lead.leads:
             return False
         self._led_at = (lead.now_ms, time.monotonic())
+        self._contact.redis_time(lead.now_ms / 1000, asked_at)
         note(Event.SWEEPER_LED, lanes=len(lead.lanes), missing_workers=len(missing))
         await self._fleet_watch.look(lead.now_ms)
         self._contact.server(await run_id_of(self._redis, self._keys.config))
         few = len(lead.lanes) <= FEW_LANES
         full = time.monotonic() >= self._full_sweep_at
+        whole = True
         if full or missing or few:
             for lane in lead.lanes:
-                await self._reclaim(lane)
+                whole = await self._reclaim(lane) and whole
         overdue = [lane for lane, known in lead.lanes.items() if _over(known, lead.now_ms)]
         for lane in dict.fromkeys([*lead.ending, *overdue]):
             await self._reap(lane)
-        if full:
+        if full and whole:
             await self._keep_house(lead, silent_s.keys() - missing)
             self._full_sweep_at = time.monotonic() + FULL_SWEEP_S
         return True
@@ -138,7 +141,8 @@ class Sweeper:
         newest = max((at for _, at in rows), default=0.0)
         return {name.decode(errors="replace"): (newest - at) / 1000 for name, at in rows}
 
-    async def _reclaim(self, lane: str) -> None:
+    async def _reclaim(self, lane: str) -> bool:
+        """Reclaim what has lapsed in a lane; return whether contact allowed it to the end."""
         cursor = "0-0"
         lease_ms = round(self._lease_s() * 1000)
         # Asked again for each step: a sweep of many lanes takes a while, and Redis may go away in it and come back.
@@ -163,7 +167,8 @@ class Sweeper:
                 self._end(doomed.lease, VERDICTS[doomed.verdict])
             cursor = swept.cursor
             if cursor == "0-0":
-                return
+                return True
+        return False
 
     async def _reap(self, lane: str) -> None:
         batch_id = batch_of(lane)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any, cast
 
 import pytest
@@ -9,8 +11,10 @@ from redis.asyncio import Redis
 
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Lease, Outcome
+from llmq.workers import contact as contact_module
 from llmq.workers.contact import Contact
-from llmq.workers.sweeper import Sweeper
+from llmq.workers.sweeper import FEW_LANES, Sweeper
+from tests.scripted_queue import ScriptedQueue
 
 KEYS = QueueKeys("q")
 
@@ -65,3 +69,63 @@ async def test_where_nothing_is_held_no_key_is_made(redis: Redis) -> None:
     await redis.hset(KEYS.batch("lives"), mapping={"id": "lives", "bytes": 40})
     await Sweeper(redis, KEYS, "w", Contact(10.0), lambda: 10.0, nobody)._recount_results()
     assert 0 == await redis.exists(KEYS.held)
+
+
+async def test_a_clock_that_leaps_gives_no_job_away(queue: ScriptedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G4: Redis' host slept, or its clock was set on: who runs a job has had no time to renew its lease."""
+    monkeypatch.setattr(contact_module, "LEAST_CONTACT_S", 0.0)
+    contact = Contact(1.0)
+    sweeper = Sweeper(queue.redis, queue.keys, "s", contact, lambda: 1.0, nobody)
+    await queue.batch("B", 1)
+    (lease,) = (await queue.claim()).leases
+
+    async def sweep() -> int:
+        """Sweep, and return how many jobs run."""
+        contact.seen(time.monotonic())
+        await sweep_now(queue, sweeper)
+        return await running(queue, lease)
+
+    await a_lease_of(contact)
+    await queue.renew(lease)
+    assert 1 == await sweep()
+    await queue.pass_time(60_000)
+    await queue.lapse(lease)
+    assert 1 == await sweep()
+    await a_lease_of(contact)
+    assert 0 == await sweep()
+
+
+async def test_a_sweep_that_lost_contact_is_made_up_for(queue: ScriptedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G5: of very many lanes all are visited once a minute; a visit that could reclaim nothing does not count."""
+    monkeypatch.setattr(contact_module, "LEAST_CONTACT_S", 0.0)
+    contact = Contact(1.0)
+    sweeper = Sweeper(queue.redis, queue.keys, "s", contact, lambda: 1.0, nobody)
+    for tenant in range(FEW_LANES + 1):
+        await queue.submit(f"j{tenant}", tenant=f"t{tenant}")
+    (lease,) = (await queue.claim()).leases
+    await queue.lapse(lease)
+    contact.server("the one before")
+    await a_lease_of(contact)
+    await sweep_now(queue, sweeper)
+    assert 1 == await running(queue, lease)
+    await a_lease_of(contact)
+    await sweep_now(queue, sweeper)
+    assert 0 == await running(queue, lease)
+
+
+async def a_lease_of(contact: Contact) -> None:
+    """See Redis until the contact is long enough."""
+    while not contact.long_enough():
+        contact.seen(time.monotonic())
+        await asyncio.sleep(0.05)
+
+
+async def sweep_now(queue: ScriptedQueue, sweeper: Sweeper) -> None:
+    """Sweep, whoever has just done so."""
+    await queue.redis.delete(queue.keys.sweeper)
+    assert await sweeper.sweep()
+
+
+async def running(queue: ScriptedQueue, lease: Lease) -> int:
+    """Return how many jobs of a lease's lane run."""
+    return int((await queue.redis.xpending(queue.keys.lane(lease.fence.lane), "workers"))["pending"])

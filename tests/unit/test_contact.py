@@ -68,6 +68,46 @@ def test_half_a_lease_without_a_sign_of_life_breaks_it(clock: Clock) -> None:
     assert 0 == contact.unbroken()
 
 
+def test_a_clock_that_was_set_on_breaks_it(clock: Clock) -> None:
+    """G4: leases look older by what it leapt, while their owners have had no time to renew them."""
+    contact = Contact(10, clock)
+    ahead = 5_000.0
+    for _ in range(20):
+        clock.now += 1
+        contact.seen(clock.now)
+        contact.redis_time(clock.now + ahead, clock.now)
+    assert contact.long_enough()
+    contact.redis_time(clock.now + ahead + 3, clock.now)
+    assert 0 == contact.unbroken()
+    contact.redis_time(clock.now + ahead + 3, clock.now)
+    seen_for(contact, clock, 10)
+    assert contact.long_enough()
+
+
+@pytest.mark.parametrize("leapt", [-3600.0, 0.0, 2.4])
+def test_a_clock_that_was_set_back_or_little_on_does_not(clock: Clock, leapt: float) -> None:
+    """Leases look younger then, or older by less than a quarter of one."""
+    contact = Contact(10, clock)
+    seen_for(contact, clock, 20)
+    contact.redis_time(7_000.0, clock.now)
+    contact.redis_time(7_000.0 + leapt, clock.now)
+    assert contact.long_enough()
+
+
+def test_a_time_that_was_long_on_its_way_is_no_leap(clock: Clock) -> None:
+    """The question or the answer waited: when in between Redis told it is not known."""
+    contact = Contact(60, clock)
+    seen_for(contact, clock, 60)
+    for early, late in ((0.0, 20.0), (20.0, 0.0), (0.0, 20.0)):
+        asked_at = clock.now
+        clock.now += early
+        told = 5_000.0 + clock.now
+        clock.now += late
+        contact.redis_time(told, asked_at)
+        contact.seen(clock.now)
+    assert contact.long_enough()
+
+
 def test_an_answer_that_comes_late_proves_nothing_of_the_time_in_which_it_came(clock: Clock) -> None:
     """G4: it waited on its way, and came while Redis had stopped: the contact begins when that is over."""
     contact = Contact(2, clock)
