@@ -121,8 +121,13 @@ class Oracle:
         if may_batch and room > 0:
             kept = [self.running_since[job] for job in self.protected]
             last_start = max(self.kept_start, *kept, self.batch_waits_since, terms.opened)
+            if last_start > now:  # the clock was set back
+                last_start = now
+                self.kept_start = min(self.kept_start, now)
+                self.batch_waits_since = min(self.batch_waits_since, now)
+                self.running_since |= {job: min(self.running_since[job], now) for job in self.protected}
             if last_start + self.deadline <= now:
-                begun = self.running_since[youngest] if youngest else 0.0
+                begun = min(self.running_since[youngest], now) if youngest else 0.0
                 if youngest and begun > last_start:
                     self.protected.add(youngest)
                     last_start, room, answer.protects = begun, room - 1, True

@@ -171,11 +171,25 @@ end
 -- are left to finish count: what may still be preempted does not. Where the worker runs such a line, that line is
 -- protected, and counts, before another one is started.
 local protects = 0
+
+-- The clock was set back: what happened after now happened now, or the deadline would wait until then.
+local function bring_back()
+  allow_at_maxmemory()
+  for _, start in ipairs(redis.call('ZRANGEBYSCORE', starts, '(' .. now, '+inf', 'LIMIT', 0, 1000)) do
+    redis.call('ZADD', starts, now, start)
+  end
+  for _, field in ipairs({'start', 'since'}) do
+    if (finite(redis.call('HGET', bucket, field)) or 0) > now then redis.call('HSET', bucket, field, now) end
+  end
+  return now
+end
+
 if may_batch and room > 0 then
   local newest = tonumber(redis.call('ZREVRANGE', starts, 0, 0, 'WITHSCORES')[2] or 0)
   local last = math.max(tank.last, newest, set.opened)
+  if last > now then last = bring_back() end
   if last + set.deadline <= now then
-    local begun = -tonumber(youngest ~= '' and redis.call('ZSCORE', starts, youngest) or 0)
+    local begun = math.min(now, -tonumber(youngest ~= '' and redis.call('ZSCORE', starts, youngest) or 0))
     if begun > last then
       redis.call('ZREM', starts, youngest) -- first a write that is allowed at maxmemory
       redis.call('ZADD', starts, begun, youngest)

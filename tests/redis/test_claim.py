@@ -293,6 +293,27 @@ class TestDeadline:
         assert [] == names(await queue.claim(0, free=0, reserve=1))
         assert [Why.DEADLINE] == whys(await queue.claim(1, free=1, reserve=1))
 
+    @pytest.mark.parametrize("last", ["waits", "running", "finished"])
+    async def test_a_clock_that_is_set_back_does_not_put_it_off(self, queue: ScriptedQueue, last: str) -> None:
+        """An hour back, it is due after 30 s all the same, whatever it counts from: a start, or that batch waits."""
+        await queue.configure(deadline=1_000)
+        await queue.batch("B", 9)
+        await queue.submit("j1", ttl_ms=0)
+        await queue.submit("j2", ttl_ms=0)
+        if last != "waits":
+            await queue.pass_time(1_000)
+            (lease, _) = (await queue.claim(2)).leases
+            await queue.submit("j3", ttl_ms=0)
+            if last == "finished":
+                await queue.finish(lease)
+        await queue.configure(deadline=30_000)
+        await queue.pass_time(-3_600_000)
+        assert Why.CHAT in whys(await queue.claim(1, free=0))
+        await queue.pass_time(29_999)
+        assert Why.DEADLINE not in whys(await queue.claim(1, free=0))
+        await queue.pass_time(1)
+        assert [Why.DEADLINE] == whys(await queue.claim(1, free=0))
+
     async def test_it_starts_nothing_where_the_engine_refuses_work(self, queue: ScriptedQueue) -> None:
         """Another worker may start it; chat is given as ever."""
         await self.busy(queue)
