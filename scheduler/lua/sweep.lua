@@ -21,6 +21,9 @@ local stream, back = KEYS[19], KEYS[20]
 local consumer, lane, lease, cursor, count, not_after = unpack(ARGV)
 
 local meta, now = meta_of(lane), clock()
+-- The sweeper may not have heard yet of a lease that was made longer; who runs the jobs may have, and renews by it.
+local told = keep_ms(redis.call('HGET', config, 'lease'), 0)
+lease = math.max(tonumber(lease), told <= 3600000 and told or 0) -- an hour is the longest that may be set
 if redis.call('EXISTS', stream) == 0 or now > tonumber(not_after) then return {'0-0', 0, {}, {}} end
 local found = redis.pcall('XAUTOCLAIM', stream, 'workers', consumer, lease, cursor, 'COUNT', count, 'JUSTID')
 if found.err then

@@ -52,6 +52,15 @@ async def test_a_lease_that_is_renewed_is_never_taken(queue: ScriptedQueue) -> N
     assert 1 == await queue.finish(lease)
 
 
+@pytest.mark.parametrize("lease", ["120000", "1", "-5", "1.5", "3600001", "nan", "a while"])
+async def test_a_lease_that_was_made_longer_holds_for_who_has_not_heard_of_it(queue: ScriptedQueue, lease: str) -> None:
+    """Of two lengths the longer one counts, and what is none does not (G4, F-070)."""
+    await queue.batch("B", 1)
+    await queue.lapse(*(await queue.claim()).leases)
+    await queue.redis.hset(queue.keys.config, "lease", lease)
+    assert (0 if lease == "120000" else 1) == (await queue.sweep(LANE)).reclaimed
+
+
 async def test_a_large_lane_is_swept_in_steps(queue: ScriptedQueue) -> None:
     """The cursor leads through all that is pending, whatever the step."""
     await queue.batch("B", 250)
