@@ -43,6 +43,9 @@ FOLLOW_S = 1.0
 #: Calls of `collect` made in a row, while each trims something: the rest is for the next sync.
 _TRIM_STEPS = 20
 
+#: So long may a pipe be blocked, or Redis be away, before a collector that writes into one counts as killed.
+_LAPSE_MS = 15 * 60 * 1000
+
 #: Seconds for which a feed that may not wait looks after the lines that run already, before it leaves them to end.
 _UNDO_S = 10.0
 
@@ -266,12 +269,14 @@ class Batches:
             await outage.ride_out(lambda: self._reap_overdue(reader.batch_id))
         return page
 
-    async def collected(self, batch_id: str, collector: str, cursor: str) -> int:
+    async def collected(self, batch_id: str, collector: str, cursor: str, *, lasting: bool = True) -> int:
         """Say how far a collector has written *and synced*; "" removes it. Return how many results were trimmed.
 
-        Call it with the reader's cursor before the first page, so that nothing is trimmed that was not read.
+        Call it with the reader's cursor before the first page, so that nothing is trimmed that was not read. One that
+        is not `lasting` cannot be gone on with after its process: it counts as gone when it was silent for long.
         """
-        call = scripts.collect(self._keys, batch_id, collector=collector, cursor=cursor)
+        lapse_ms = 0 if lasting else _LAPSE_MS
+        call = scripts.collect(self._keys, batch_id, collector=collector, cursor=cursor, lapse_ms=lapse_ms)
         outage = self._outage("what is written is safe; when it is back, give the same command again")
         trimmed = 0
         for _ in range(_TRIM_STEPS):

@@ -136,7 +136,7 @@ class _Collection:
             await _in_thread(lambda: self._taken.add_from(lines, self._batch_id))
         if self._collector is not None:
             # Before the first page: from now on nothing is trimmed that is not in the output.
-            await self._batches.collected(self._batch_id, self._collector, self._cursor)
+            await self._say_written(self._collector)
         try:
             over = await self._collect(follow, on_progress)
             if over and await self._missing():
@@ -182,7 +182,11 @@ class _Collection:
         self._synced_at = time.monotonic()
         # Also when nothing has come: where the batch sleeps because of its results, this may wake it.
         if self._collector is not None:
-            await self._batches.collected(self._batch_id, self._collector, self._cursor)
+            await self._say_written(self._collector)
+
+    async def _say_written(self, collector: str) -> None:
+        lasting = isinstance(self._out, ResultFile)  # nobody goes on with a pipe
+        await self._batches.collected(self._batch_id, collector, self._cursor, lasting=lasting)
 
     async def _missing(self) -> int:
         """Return how many results the batch has that were not taken, in this run or an earlier one of this output."""

@@ -5,6 +5,7 @@
 --         20 results  the batch's results
 -- ARGV    1 name      the collector
 --         2 cursor    id of the last result that it has; empty to remove the collector
+--         3 lapse     ms of silence after which it is gone for good (a pipe); 0: never, it will go on (a file)
 -- From    ended
 -- To      ended
 -- Returns how many results were trimmed
@@ -14,15 +15,31 @@
 -- collected goes on, whatever others hold.
 
 local batch, results = KEYS[19], KEYS[20]
-local name, cursor = ARGV[1], ARGV[2]
+local name, cursor, lapse = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
 allow_at_maxmemory()
 if redis.call('EXISTS', batch) == 0 then return 0 end
-if cursor == '' then redis.call('HDEL', batch, 'collector:' .. name)
-else redis.call('HSET', batch, 'collector:' .. name, cursor) end
+local now = clock()
+if cursor == '' then redis.call('HDEL', batch, 'collector:' .. name, 'lapses:' .. name)
+else
+  redis.call('HSET', batch, 'collector:' .. name, cursor)
+  if lapse > 0 then redis.call('HSET', batch, 'lapses:' .. name, now + lapse) end
+end
+
+-- One that was killed does not say goodbye, and nobody would ever go on in its name.
+local function forget_lapsed()
+  local record = redis.call('HGETALL', batch)
+  for i = 1, #record, 2 do
+    local gone = string.match(record[i], '^lapses:(.*)$')
+    if gone and (finite(record[i + 1]) or 0) <= now then
+      redis.call('HDEL', batch, record[i], 'collector:' .. gone)
+    end
+  end
+end
 
 -- The place up to which every collector has written; nil where there is none.
 local function written_by_all()
+  forget_lapsed()
   local slowest, slowest_ms, slowest_seq
   local record = redis.call('HGETALL', batch)
   for i = 1, #record, 2 do
@@ -55,7 +72,7 @@ local function trim(upto)
   return trimmed, freed
 end
 
-local now, limit = clock(), results_limit()
+local limit = results_limit()
 local total = finite(redis.call('GET', held)) or 0
 local upto = total > limit / 2 and written_by_all()
 local trimmed, freed = 0, 0

@@ -47,10 +47,13 @@ def pause_batch(keys: QueueKeys, batch_id: str, *, lane: str, paused: bool) -> C
     return Call(script("pause_batch"), (*keys.shared, keys.batch(batch_id)), argv, verdict_of)
 
 
-def collect(keys: QueueKeys, batch_id: str, *, collector: str, cursor: str) -> Call[int]:
-    """Say how far a collector has written and synced. Answers how many results were trimmed."""
+def collect(keys: QueueKeys, batch_id: str, *, collector: str, cursor: str, lapse_ms: int = 0) -> Call[int]:
+    """Say how far a collector has written and synced. Answers how many results were trimmed.
+
+    With `lapse_ms` it is gone for good when it says nothing for so long.
+    """
     touched = (*keys.shared, keys.batch(batch_id), keys.results(batch_id))
-    return Call(script("collect"), touched, [collector, cursor], int)
+    return Call(script("collect"), touched, [collector, cursor, lapse_ms], int)
 
 
 def delete_batch(keys: QueueKeys, batch_id: str, *, lane: str) -> Call[Verdict]:

@@ -160,8 +160,8 @@ CALLS: list[tuple[scripts.Call[Any], dict[str, object]]] = [
     (scripts.cancel_batch(QUEUE, "b1", lane="batch:b1"), {"lane": "batch:b1"}),
     (scripts.pause_batch(QUEUE, "b1", lane="batch:b1", paused=True), {"lane": "batch:b1", "state": "-"}),
     (
-        scripts.collect(QUEUE, "b1", collector="out", cursor="3-0"),
-        {"name": "out", "cursor": "3-0"},
+        scripts.collect(QUEUE, "b1", collector="out", cursor="3-0", lapse_ms=60_000),
+        {"name": "out", "cursor": "3-0", "lapse": 60_000},
     ),
     (scripts.delete_batch(QUEUE, "b1", lane="batch:b1"), {"id": "b1", "lane": "batch:b1"}),
     (scripts.delete_job(QUEUE, "j1"), {"id": "j1"}),

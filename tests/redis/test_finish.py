@@ -320,6 +320,35 @@ class TestUncollectedResults:
         assert ["B/2"] == names(await queue.claim())
 
     @waiting
+    async def test_a_pipe_that_was_killed_holds_no_results_for_ever(self, queue: ScriptedQueue) -> None:
+        """It is silent for long, so it is gone; a file's is waited for, since it can be gone on with (G10)."""
+        await queue.configure(results_max_bytes=100)
+        await queue.batch("B", 9)
+        one, two = (await queue.claim(2)).leases
+
+        async def collect(name: str, cursor: str, lapse_ms: int = 0) -> int:
+            return await queue.call(scripts.collect(queue.keys, "B", collector=name, cursor=cursor, lapse_ms=lapse_ms))
+
+        await collect("file", "0-0")
+        await collect("pipe", "0-0", 60_000)
+        await collect("killed pipe", "0-0", 60_000)
+        await queue.finish(one, two, body=b"x" * 60)
+        last = (await queue.redis.xrange(queue.keys.results("B")))[-1][0].decode()
+        await queue.pass_time(59_999)
+        assert 0 == await collect("pipe", last, 60_000)
+        await queue.pass_time(1)
+        assert 0 == await collect("pipe", last, 60_000)
+        assert [] == names(await queue.claim())
+        assert 2 == await collect("file", last)
+        assert ["B/3"] == names(await queue.claim())
+        state = await queue.state()
+        assert {"b:B collector:file", "b:B collector:pipe", "b:B lapses:pipe"} == {
+            name for name in state if name.startswith(("b:B collector:", "b:B lapses:"))
+        }
+        await collect("pipe", "", 60_000)
+        assert not any(name.startswith("b:B lapses:") for name in await queue.state())
+
+    @waiting
     async def test_results_stay_while_there_is_room(self, queue: ScriptedQueue) -> None:
         """Below half of the limit nothing is trimmed; above it only what every collector has."""
         await queue.configure(results_max_bytes=100)
