@@ -56,8 +56,10 @@ class DirectLine:
         with redis_errors(self._url):
             try:
                 verdict = self._run(call)
-            except (RedisConnectionError, RedisTimeoutError):  # as `Queue.submit`: an id is taken only once
-                verdict = self._run(call)
+            except (RedisConnectionError, RedisTimeoutError):
+                # As `Queue.submit`: an id is taken only once. Not on another that is kept: a server that was started
+                # again has closed them all, and the pool looks before it gives one.
+                verdict = scripts.run_sync(self._redis, call)
         queue.accept(verdict, cls)
         return AsyncJobHandle(self._url, self._listener, watch)
 

@@ -34,6 +34,7 @@ from llmq.scheduler.connection import connect
 from llmq.scheduler.tasks import end_tasks
 from tests.chat_worker import HELLO, ChatWorker
 from tests.reply_eater import ReplyEater
+from tests.servers import client_of
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -136,6 +137,17 @@ def test_several_threads_may_use_one_client(client: Client, redis_url: str) -> N
         texts = list(pool.map(lambda job: job.result(timeout=20).text, jobs))
     assert 40 == len({job.id for job in jobs})
     assert ["Hello world"] * 40 == texts
+
+
+def test_connections_that_the_server_has_closed_cost_no_job(client: Client, redis_url: str) -> None:
+    """Several threads keep one each; after a restart of Redis, or an hour without a job, all are dead (F-081)."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: client.submit(BODY, cls="batch"), range(100)))
+    with client_of(redis_url) as other:
+        assert other.client_kill_filter(_type="normal", skipme=True) >= 3
+        for _ in range(5):
+            client.submit(BODY, cls="batch")
+    assert 105 == client.status().batch.waiting
 
 
 async def test_a_lost_reply_makes_no_second_job(redis_url: str) -> None:
