@@ -20,6 +20,9 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import cast
 
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
 from llmq.scheduler import scripts
 from llmq.scheduler.batch_lookup import read_batches
 from llmq.scheduler.batch_record import EXTRA, BatchRecord, new_batch_id
@@ -93,7 +96,11 @@ class Batches:
             need=need,
             record=record | {EXTRA + field: value for field, value in (extra or {}).items()},
         )
-        verdict = await scripts.run(self._redis, call)
+        try:
+            verdict = await scripts.run(self._redis, call)
+        except (RedisConnectionError, RedisTimeoutError):
+            # Its reply may be all that was lost, and nobody would ever feed, seal or end what it has opened.
+            verdict = await scripts.run(self._redis, call)
         if verdict.word == "full":
             raise QueueFull("batch", verdict.number, need=need)
         return await self.reopen(batch_id, digest)

@@ -31,6 +31,7 @@ from llmq.scheduler.queue import Queue
 from llmq.scheduler.scripts import SubmitLine, run, submit_lines
 from tests.conftest import OwnServer
 from tests.line_worker import LineWorker, bad, good, good_but, lost
+from tests.reply_eater import ReplyEater
 
 DIGEST = "d" * 64
 HOUR_MS = 3_600_000
@@ -116,6 +117,17 @@ class TestOpening:
         await queued(batches, 3, batch_id="batch_run")
         record = await batches.open(name="prompts.jsonl", digest=DIGEST, batch_id="batch_run")
         assert (3, True) == (record.lines, record.sealed)
+
+    async def test_a_lost_reply_leaves_no_batch_that_nobody_knows(self, redis: Redis, redis_url: str) -> None:
+        """It is asked for again with the same id: an open batch without an owner would stay for ever (F-084, G11)."""
+        async with ReplyEater(redis_url) as eater:
+            client = connect(eater.url)
+            through_eater = Batches(Queue(client))
+            eater.swallow_reply_to("EVALSHA", cut=True)
+            batch_id = await queued(through_eater, 0)
+            await client.aclose()
+        assert 1 == eater.swallowed
+        assert [batch_id] == [record.id for record in await Batches(Queue(redis)).ls()]
 
     @pytest.mark.leaves("*")
     async def test_another_file_is_refused_with_both_digests(self, batches: Batches) -> None:
