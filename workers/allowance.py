@@ -22,7 +22,8 @@ DEFAULT_RESERVE_SHARE = 0.1
 class Snapshot:
     """A worker at one moment. `batch_cap` is the most batch requests it may run; None is no limit of its own.
 
-    `refusing` says that its engine has just refused work: then not even the deadline starts batch there.
+    `refusing` says that its engine has just refused work, or that a line which was claimed may not start yet: then not
+    even the deadline starts batch there.
     """
 
     concurrency: int

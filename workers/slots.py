@@ -114,7 +114,7 @@ class Slots:
                 reserve=self.reserve,
                 preempt=self._settings().preempt,
                 batch_cap=self.batch_cap,
-                refusing=self._gate.refuses(time.monotonic()),
+                refusing=self._gate.refuses(time.monotonic()) or self._has_lines_that_wait(),
                 taking=not (self._gate.gone or self._gate.locked or self.desk.closed),
             )
         )
@@ -215,6 +215,13 @@ class Slots:
             for lease in list(self.desk.held):
                 if lease.cls is TrafficClass.BATCH and not lease.in_last_attempt and not lease.protected():
                     self.desk.withdraw(lease.fence, HandedBack(Reason.SHUTDOWN))
+
+    def _has_lines_that_wait(self) -> bool:
+        """Whether batch was claimed that may not start beside a suspect; more of it would take the slots from chat."""
+        return any(
+            lease.cls is TrafficClass.BATCH and lease.fence not in self._executor.running and not self.may_start(lease)
+            for lease in self.desk.held
+        )
 
     def _stop(self, fence: Fence, why: Stop, unstarted: Outcome) -> None:
         """Stop a request; `unstarted` is its outcome where no slot has begun with it."""

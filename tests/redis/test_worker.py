@@ -585,6 +585,29 @@ class TestEngineTrouble:
             record = await batch_ended(redis)
         assert ("12", "0") == (record["completed"], record["failed"])
 
+    async def test_a_suspect_in_its_last_attempt_leaves_slots_to_chat(self, redis_url: str, redis: Redis) -> None:
+        """What the deadline starts meanwhile waits for it: one line, and not one in each slot (G10)."""
+        engine = ScriptedEngine(3)
+        await submit_batch(redis, 12)
+        async with serving(redis_url, engine, reserve=0) as served:
+            for together in (3, 3):
+                for request in [await engine.next() for _ in range(together)]:
+                    request.fail(EngineGone("died", in_flight=True))
+            suspect = await engine.next()
+            await configure(redis, deadline="1000")
+            served.worker._keeper.beat_soon()
+            await until(lambda: len(served.worker._desk.held) > 1)
+            await asyncio.sleep(2.5)
+            await submit_chat(redis, "chat")
+            chat = await engine.next()
+            assert "chat" == chat.prompt
+            assert [suspect, chat] == engine.running
+            engine.on_request = answer
+            for request in (suspect, chat):
+                request.answer()
+            record = await batch_ended(redis)
+        assert ("12", "0") == (record["completed"], record["failed"])
+
     async def test_an_interactive_answer_that_broke_off_is_not_begun_again(self, redis_url: str, redis: Redis) -> None:
         """G18: an engine error after the first delta ends the job as interrupted, without a second run."""
         engine = ScriptedEngine(1)
