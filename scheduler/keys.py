@@ -39,7 +39,10 @@ class QueueKeys:
 
     @property
     def bucket(self) -> str:
-        """Hash, a week from the last batch start: tokens, unit, last refill, last start left to finish, waits since."""
+        """Hash, a week from the last batch start or arrival: tokens, unit, last refill, last start left to finish.
+
+        Also since when batch waits, and since when each tenant that has some waiting has had any.
+        """
         return self.prefix + "bucket"
 
     @property

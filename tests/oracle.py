@@ -102,6 +102,7 @@ class Oracle:
         self.protected: set[Job] = set()
         self.kept_start = 0.0
         self.batch_waits_since = 0.0
+        self.came: dict[str, float] = {}
 
     # --- the claim ------------------------------------------------------------------------------------------------
 
@@ -272,8 +273,10 @@ class Oracle:
         lane.ready = True
         service = self.service[lane.cls]
         if lane.tenant not in service:
-            if lane.cls == "b" and not service:
-                self.batch_waits_since = now
+            if lane.cls == "b":
+                self.came[lane.tenant] = now
+                if not service:
+                    self.batch_waits_since = now
             behind = ALMOST_A_TURN[lane.cls] / self.weights.get(lane.tenant, 1)
             service[lane.tenant] = min(service.values()) + behind if service else 0
 
@@ -284,6 +287,8 @@ class Oracle:
             other.ready and (other.cls, other.tenant) == (lane.cls, lane.tenant) for other in self.lanes.values()
         ):
             self.service[lane.cls].pop(lane.tenant, None)
+            if lane.cls == "b":
+                self.came.pop(lane.tenant, None)
         if not self.service["b"]:
             self.batch_waits_since = 0
 
@@ -304,11 +309,13 @@ class Oracle:
         elif lane.state == "+" and not lane.ready:
             lane.sleeps = min(lane.sleeps, due)
 
-    def end(self, job: Job, used: int = 0, *, kept: bool = True) -> None:
-        """A job that ran ends; its tenant's service is corrected by what it used really."""
+    def end(self, job: Job, now: float, used: int = 0, *, kept: bool = True) -> None:
+        """A job that ran ends; its tenant's service, if it was charged to that, is corrected by what it used really."""
+        started = self.running_since.get(job, 0.0)
         self._settle(job, kept)
         service = self.service["b"]
-        if used and job.lane.cls == "b" and job.lane.tenant in service:
+        came = self.came.get(job.lane.tenant, 0.0)
+        if used and job.lane.cls == "b" and job.lane.tenant in service and (started >= came or came > now):
             service[job.lane.tenant] += (used - job.cost) / self.weights.get(job.lane.tenant, 1)
 
     def drop(self, jobs: Iterable[Job], now: float) -> None:

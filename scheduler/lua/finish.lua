@@ -77,9 +77,9 @@ for at = 3, #ARGV, GROUP do
     end
     redis.call('HDEL', tries, lane .. '|' .. entry)
     if cls == 'b' then
-      settle_start(lane, entry, state ~= 'cancelled')
+      local at = settle_start(lane, entry, state ~= 'cancelled')
       local used = prompt + completion
-      if used > 0 and meta then served[meta.tenant] = (served[meta.tenant] or 0) + used - cost end
+      if used > 0 and meta and is_charged(meta.tenant, at, now) then served[meta.tenant] = (served[meta.tenant] or 0) + used - cost end
     end
     ended[cls] = (ended[cls] or 0) + 1
     if kind == 'line' then

@@ -161,8 +161,9 @@ local function arrive(lane, meta, now)
   local ready = READY[meta.cls]
   if redis.call('ZSCORE', ready, meta.tenant) then return end
   local lowest = redis.call('ZRANGE', ready, 0, 0, 'WITHSCORES')[2]
-  if meta.cls == 'b' and not lowest then
-    redis.call('HSET', bucket, 'since', now)
+  if meta.cls == 'b' then
+    redis.call('HSET', bucket, 'came:' .. meta.tenant, now)
+    if not lowest then redis.call('HSET', bucket, 'since', now) end
     redis.call('PEXPIRE', bucket, WEEK)
   end
   local behind = lowest and ALMOST_A_TURN[meta.cls] / weight_of(meta.tenant) or 0
@@ -175,8 +176,11 @@ local function leave(lane, meta)
   redis.call('ZREM', asleep, lane)
   redis.call('ZREM', order, meta.member)
   local others = redis.call('ZRANGEBYLEX', order, '[' .. meta.tenant .. '|', '(' .. meta.tenant .. '}', 'LIMIT', 0, 1)
-  if #others == 0 then redis.call('ZREM', ready, meta.tenant) end
-  if meta.cls == 'b' and redis.call('EXISTS', ready) == 0 then redis.call('HDEL', bucket, 'since', 'dry') end
+  if #others > 0 then return end
+  redis.call('ZREM', ready, meta.tenant)
+  if meta.cls == 'i' then return end
+  redis.call('HDEL', bucket, 'came:' .. meta.tenant)
+  if redis.call('EXISTS', ready) == 0 then redis.call('HDEL', bucket, 'since', 'dry') end
 end
 
 -- Wake lanes that sleep no longer, 16 at most; returns when the next one is due.
@@ -290,14 +294,23 @@ local function remember(lane, entry, d, a, c, p, flags, kept)
 end
 
 -- A batch start is known from now on to be left to finish (or not: `kept` false); the deadline counts from kept ones.
+-- Returns when it was.
 local function settle_start(lane, entry, kept)
   local member = lane .. '|' .. entry
-  local at = kept and redis.call('ZSCORE', starts, member)
+  local at = redis.call('ZSCORE', starts, member)
   redis.call('ZREM', starts, member)
   at = at and math.abs(tonumber(at)) -- negative: it could be preempted
-  if at and at > (finite(redis.call('HGET', bucket, 'start')) or 0) then
+  if kept and at and at > (finite(redis.call('HGET', bucket, 'start')) or 0) then
     if redis.call('HSET', bucket, 'start', at) == 1 then redis.call('PEXPIRE', bucket, WEEK) end
   end
+  return at
+end
+
+-- Was a batch start charged to the service that its tenant has now? A tenant that has had nothing to claim since begins
+-- anew. To correct that service by what was charged to the one before would let it go before all others for long.
+local function is_charged(tenant, at, now)
+  local came = at and finite(redis.call('HGET', bucket, 'came:' .. tenant))
+  return came and (at >= came or came > now) -- later than now: the clock was set back
 end
 
 -- A claimed entry waits again: acknowledged, so that pending is what runs, but neither deleted nor added anew: it

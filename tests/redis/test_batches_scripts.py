@@ -49,6 +49,7 @@ async def test_a_chunk_is_whole_in_the_keys(queue: ScriptedQueue) -> None:
         "b:B:results #1": (None, {"n": "2", "k": "k2", "s": "failed", "e": "invalid_line", "m": "messages: missing"}),
         "bell:b": (None, 3),
         "bell:b ttl": (None, True),
+        "bucket came:t": (None, str(T0)),
         "bucket since": (None, str(T0)),
         "bucket ttl": (None, True),
         "counts b": (None, "19"),

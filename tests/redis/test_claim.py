@@ -227,6 +227,19 @@ class TestFairness:
         assert (4000.0, 1250.0) == (state["ready:b anna"], state["ready:b ben"])
         assert ["B/2", "B/3", "B/4", "A/2"] == names(await queue.claim(4))
 
+    async def test_who_was_away_is_not_paid_for_what_was_charged_before(self, queue: ScriptedQueue) -> None:
+        """Long answers were feared for a tenant's lines, short ones came: what it has since begun with owes nothing."""
+        await queue.batch("B", 99, tenant="ben", cost=300)
+        await queue.batch("A", 8, tenant="anna", cost=4_000)
+        last = [lease for lease in (await queue.claim(98)).leases if lease.tenant == "anna"]
+        while len(last) < 8:
+            last += [lease for lease in (await queue.claim()).leases if lease.tenant == "anna"]
+        await queue.batch("B2", 99, tenant="ben", cost=300)
+        await queue.pass_time(1_000)
+        await queue.batch("A2", 99, tenant="anna", cost=300)
+        await queue.finish(*last, usage=Usage(100, 200))
+        assert 9 <= sum(lease.tenant == "anna" for lease in (await queue.claim(20)).leases) <= 11
+
     async def test_who_arrives_is_almost_a_turn_behind_the_least_service(self, queue: ScriptedQueue) -> None:
         """Neither owed nor owing for the time before; alone, from nothing."""
         await queue.batch("A", 9, tenant="anna", cost=1000)
@@ -637,6 +650,7 @@ class TestTheWholeState:
         before = await queue.state()
         await queue.claim(worker="w2")
         assert {
+            "bucket came:t": (str(T0), None),
             "bucket since": (str(T0), None),
             "bucket ttl": (True, None),
             "lane:batch:B running 1-0": (None, "w2 x2"),

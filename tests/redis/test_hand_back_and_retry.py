@@ -22,6 +22,7 @@ async def test_a_handed_back_line_waits_in_its_place(queue: ScriptedQueue) -> No
     assert {
         "bell:b": (None, 1),
         "bell:b ttl": (None, True),
+        "bucket came:t": (None, str(T0)),
         "bucket since": (None, str(T0)),
         "bucket ttl": (None, True),
         "lane:batch:B running 2-0": ("w x1", None),

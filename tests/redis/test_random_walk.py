@@ -191,11 +191,11 @@ class Walk:
             self.note(f"finish {name(one.lease)} by {one.worker} used {used}")
             if one.job.cancelled:
                 assert await self.queue.end(one.lease, ErrorCode.CANCELLED, worker=one.worker)
-                self.oracle.end(one.job, kept=False)
+                self.oracle.end(one.job, self.now, kept=False)
             else:
                 status = self.random.choice((200, 200, 400))
                 assert 1 == await self.queue.finish(one.lease, worker=one.worker, status=status, usage=Usage(used, 0))
-                self.oracle.end(one.job, used)
+                self.oracle.end(one.job, self.now, used)
             self.lost.append(one)
             self._ended(one.job)
 
@@ -233,7 +233,7 @@ class Walk:
             if verdict is None:
                 self.oracle.wait_again(job, self.now)
             else:
-                self.oracle.end(job, kept=False)
+                self.oracle.end(job, self.now, kept=False)
             await self._bury(doomed, "s")
 
     async def first_delta(self) -> None:

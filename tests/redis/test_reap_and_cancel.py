@@ -111,6 +111,7 @@ class TestCancelBatch:
         assert {
             "b:B cancelling_at": (None, str(T0)),
             "b:B status": ("in_progress", "cancelling"),
+            "bucket came:t": (str(T0), None),
             "bucket since": (str(T0), None),
             "bucket ttl": (True, None),
             "ending batch:B": (None, float(T0)),

@@ -29,6 +29,7 @@ async def test_a_job_whose_lease_ran_out_waits_again(queue: ScriptedQueue) -> No
     assert {
         "bell:b": (None, 1),
         "bell:b ttl": (None, True),
+        "bucket came:t": (None, str(T0)),
         "bucket since": (None, str(T0)),
         "bucket ttl": (None, True),
         "lane:batch:B running 1-0": ("w x1", None),
