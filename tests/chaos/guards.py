@@ -98,7 +98,7 @@ _KNOWN = (
     "{known_digest and digest ~= '' and known_digest ~= digest and 'differs' or 'exists', known} end"
 )
 
-_SAVE = "if b.tokens then redis.call('HSET', bucket, 'tokens', b.tokens, 'at', math.max(b.at, now)) end"
+_SAVE = "if b.tokens then redis.call('HSET', bucket, 'tokens', b.tokens, 'unit', b.unit, 'at', math.max(b.at, now)) end"
 _CHAT = "while not set.paused_i and not unsure and #jobs < room do"
 _NO_CHAT = "while redis.call('EXISTS', ready_b) == 0 and #jobs < room do"
 _CAP = "if (finite(redis.call('HGET', counts, cls)) or 0) >= cap then return {'full', cap} end"
