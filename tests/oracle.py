@@ -309,14 +309,17 @@ class Oracle:
         elif lane.state == "+" and not lane.ready:
             lane.sleeps = min(lane.sleeps, due)
 
+    def hand_back(self, job: Job, now: float, delay: float = 0, *, preempted: bool) -> None:
+        """A job that ran waits again; where it made way its tenant has its charge back."""
+        if preempted:
+            self._correct(job, now, -job.cost)
+        self.wait_again(job, now, delay)
+
     def end(self, job: Job, now: float, used: int = 0, *, kept: bool = True) -> None:
         """A job that ran ends; its tenant's service, if it was charged to that, is corrected by what it used really."""
-        started = self.running_since.get(job, 0.0)
+        if used:
+            self._correct(job, now, used - job.cost)
         self._settle(job, kept)
-        service = self.service["b"]
-        came = self.came.get(job.lane.tenant, 0.0)
-        if used and job.lane.cls == "b" and job.lane.tenant in service and (started >= came or came > now):
-            service[job.lane.tenant] += (used - job.cost) / self.weights.get(job.lane.tenant, 1)
 
     def drop(self, jobs: Iterable[Job], now: float) -> None:
         """Jobs that wait end without having run."""
@@ -329,6 +332,13 @@ class Oracle:
                 self.leave(lane)
                 if lane.back and lane.state == "+":
                     lane.sleeps = lane.back[0][0]
+
+    def _correct(self, job: Job, now: float, tokens: float) -> None:
+        """Correct the service to which a running job was charged; there is none where its tenant was away since."""
+        service, tenant = self.service["b"], job.lane.tenant
+        came = self.came.get(tenant, 0.0)
+        if job.lane.cls == "b" and tenant in service and (self.running_since.get(job, 0.0) >= came or came > now):
+            service[tenant] += tokens / self.weights.get(tenant, 1)
 
     def _settle(self, job: Job, kept: bool) -> None:
         started = self.running_since.pop(job, None)

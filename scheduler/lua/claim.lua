@@ -30,11 +30,6 @@ local jobs, ended = {}, {}
 local skip, skipped = {}, {i = 0, b = 0} -- lanes of which all that waits is suspects, while this worker runs one
 local unsure = nil -- why the search was not finished: 'lanes', the next one is not given; 'more', a bound was reached
 
--- LLM tokens, estimated; an entry that llmq did not write may say anything, and its worker ends it.
-local function cost_of(job)
-  return math.max(0, math.min(finite(job[10][6]) or 1, 1e9))
-end
-
 local function look_again_at(moment)
   if moment and moment > now and moment < soonest then soonest = moment end
 end
@@ -139,7 +134,7 @@ local function serve(cls, want, why)
       return 0
     elseif take_safely(lane, meta, alone and want or 1, why) > 0 then
       local cost = 0
-      for i = before + 1, #jobs do cost = cost + (cls == 'i' and 1 or cost_of(jobs[i])) end
+      for i = before + 1, #jobs do cost = cost + (cls == 'i' and 1 or cost_of(jobs[i][10])) end
       redis.call('ZADD', READY[cls], 'XX', 'INCR', cost / weight_of(meta.tenant), meta.tenant)
       return #jobs - before
     end
@@ -161,7 +156,7 @@ local function pay(from, as_debt)
     local protected = as_debt or jobs[i][9] >= 3
     redis.call('ZADD', starts, protected and now or -now, jobs[i][1] .. '|' .. jobs[i][2])
     if set.rate then
-      local left = tank.tokens - (set.unit == 'tok' and cost_of(jobs[i]) or 1)
+      local left = tank.tokens - (set.unit == 'tok' and cost_of(jobs[i][10]) or 1)
       tank.tokens = as_debt and math.max(math.min(tank.tokens, -set.burst), left) or left
     end
   end

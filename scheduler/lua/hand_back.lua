@@ -13,6 +13,16 @@ local consumer = ARGV[1]
 
 allow_at_maxmemory()
 local now, refused = clock(), {}
+
+-- What the claim charged to the service of a tenant whose job made way is charged again when the job is next claimed.
+-- Who was refused keeps the charge: without it a tenant whose lines an engine always refuses would always be next.
+local function refund(meta, stream, entry, at)
+  if not meta or meta.cls == 'i' or not is_charged(meta.tenant, at, now) then return end
+  local stored = redis.call('XRANGE', stream, entry, entry)[1]
+  local cost = stored and cost_of(stored[2]) or 0
+  redis.call('ZADD', ready_b, 'XX', 'INCR', -cost / weight_of(meta.tenant), meta.tenant)
+end
+
 for at = 2, #ARGV, 6 do
   local position = (at - 2) / 6 + 1
   local stream, back = unpack(KEYS, 17 + 2 * position, 18 + 2 * position)
@@ -23,7 +33,8 @@ for at = 2, #ARGV, 6 do
     local meta = meta_of(lane)
     local _, a, c, p, flags = past(lane, entry)
     remember(lane, entry, delivery, a, c, p + tonumber(preempted), flags, kept)
-    settle_start(lane, entry, false)
+    local at = settle_start(lane, entry, false)
+    if preempted == '1' then refund(meta, stream, entry, at) end
     local due = tonumber(delay) > 0 and now + tonumber(delay) or nil
     wait_again(lane, meta, stream, back, entry, due, now)
     if meta then ring(meta.cls, 1) end

@@ -306,6 +306,11 @@ local function settle_start(lane, entry, kept)
   return at
 end
 
+-- LLM tokens, estimated; an entry that llmq did not write may say anything, and its worker ends it.
+local function cost_of(fields)
+  return math.max(0, math.min(finite(fields[6]) or 1, 1e9))
+end
+
 -- Was a batch start charged to the service that its tenant has now? A tenant that has had nothing to claim since begins
 -- anew. To correct that service by what was charged to the one before would let it go before all others for long.
 local function is_charged(tenant, at, now)

@@ -227,6 +227,31 @@ class TestFairness:
         assert (4000.0, 1250.0) == (state["ready:b anna"], state["ready:b ben"])
         assert ["B/2", "B/3", "B/4", "A/2"] == names(await queue.claim(4))
 
+    async def test_a_start_that_made_way_is_charged_once(self, queue: ScriptedQueue) -> None:
+        """Whose lines are preempted again and again does not wait for what they have not used."""
+        await queue.batch("A", 9, tenant="anna", cost=4_000)
+        await queue.batch("B", 99, tenant="ben", cost=300)
+        for _ in range(5):
+            claimed = (await queue.claim(2)).leases
+            assert ["anna", "ben"] == [lease.tenant for lease in claimed]
+            await queue.hand_back(*claimed, reason=Reason.PREEMPTED)
+        state = await queue.state()
+        assert (0.0, 250.0) == (state["ready:b anna"], state["ready:b ben"])
+
+    async def test_who_is_always_refused_is_not_always_next(self, queue: ScriptedQueue) -> None:
+        """A start that an engine refused stays charged: others have their turns between (F-111)."""
+        await queue.batch("A", 9, tenant="anna", cost=1_000)
+        await queue.batch("B", 99, tenant="ben", cost=500)
+        started = []
+        for _ in range(9):
+            (lease,) = (await queue.claim()).leases
+            started.append(lease.tenant)
+            if lease.tenant == "anna":
+                await queue.hand_back(lease, reason=Reason.OVERLOAD)
+            else:
+                await queue.finish(lease)
+        assert 6 == started.count("ben")
+
     async def test_who_was_away_is_not_paid_for_what_was_charged_before(self, queue: ScriptedQueue) -> None:
         """Long answers were feared for a tenant's lines, short ones came: what it has since begun with owes nothing."""
         await queue.batch("B", 99, tenant="ben", cost=300)

@@ -206,7 +206,7 @@ class Walk:
             self.note(f"hand back {name(one.lease)} {reason} delay {delay}")
             assert 1 == await self.queue.hand_back(one.lease, worker=one.worker, reason=reason, delay=delay)
             one.job.preemptions += reason is Reason.PREEMPTED
-            self.oracle.wait_again(one.job, self.now, delay * 1000)
+            self.oracle.hand_back(one.job, self.now, delay * 1000, preempted=reason is Reason.PREEMPTED)
 
     async def retry(self) -> None:
         if one := self._take():
