@@ -44,11 +44,13 @@ class Standing:
 
 def judge(now_ms: int, standing: Standing, seen: Evidence) -> Standing:
     """Return what stands after a look at what all workers saw in the last seconds."""
+    # Where the clock was set back, neither is as far ahead as it seems.
+    yields_until = min(standing.yields_until, now_ms + STANDS_MS)
     if seen.slow < LEAST_SLOW or seen.slow <= seen.seen * SLOW_SHARE:
-        return Standing(0, standing.yields_until)  # runs out by itself
-    since = standing.breach_since or now_ms
+        return Standing(0, yields_until)  # runs out by itself
+    since = min(standing.breach_since or now_ms, now_ms)
     if now_ms - since < STANDS_MS:
-        return Standing(since, standing.yields_until)
+        return Standing(since, yields_until)
     return Standing(since, now_ms + STANDS_MS)
 
 

@@ -49,6 +49,13 @@ def test_a_breach_begins_anew_after_a_good_look() -> None:
     assert Standing(9000, 0) == judge(9000, judge(8000, Standing(1000, 0), FAST), SLOW)
 
 
+def test_a_clock_that_is_set_back_makes_it_neither_longer_nor_later() -> None:
+    """Batch does not yield for as long as the clock had been ahead, and a breach stands for five seconds from now."""
+    ahead = Standing(3_600_000, 3_600_000)
+    assert Standing(0, 1000 + STANDS_MS) == judge(1000, ahead, FAST)
+    assert Standing(1000, 1000 + STANDS_MS) == judge(1000, ahead, SLOW)
+
+
 def test_stragglers_and_a_share_that_a_p95_allows_are_no_breach() -> None:
     """Too few to mean anything, or one in twenty."""
     assert Standing() == judge(1000, Standing(), Evidence(3, LEAST_SLOW - 1))
