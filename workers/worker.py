@@ -56,6 +56,10 @@ FORMAT = 1
 #: After the grace: how long aborted requests and their hand back may take before the process ends all the same.
 LAST_SECONDS_S = 10.0
 
+#: How often, and how soon after another, a cancelled job is looked for. The next renewal tells of it, too, but later.
+CANCEL_AGAIN = 4
+CANCEL_AGAIN_S = 0.2
+
 PROBE_S = 1.0
 LONGEST_PROBE_S = 5.0
 EMPTY_CHECK_S = 0.1
@@ -325,11 +329,17 @@ class Worker:
         match verb:
             case "cancel":
                 lane, _, entry = rest.rpartition(" ")
-                self._slots.cancel_where(lambda fence: fence.lane == lane and fence.entry == entry)
+                self._cancel(lambda fence: fence.lane == lane and fence.entry == entry)
             case "cancel-lane":
-                self._slots.cancel_where(lambda fence: fence.lane == rest)
+                self._cancel(lambda fence: fence.lane == rest)
             case "drain":
                 self._shutdown.request()
+
+    def _cancel(self, matches: Callable[[Fence], bool], again: int = CANCEL_AGAIN) -> None:
+        """Cancel now, and what a claim has taken whose reply is still on its way: the command may have overtaken it."""
+        self._slots.cancel_where(matches)
+        if again:
+            asyncio.get_running_loop().call_later(CANCEL_AGAIN_S, self._cancel, matches, again - 1)
 
     async def _watch_engine(self) -> None:
         """While the engine is gone, probe it until it is healthy."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -404,6 +404,30 @@ class TestCancel:
             engine.on_request = answer
             await batch_ended(redis)
         assert "chat" not in engine.prompts
+
+    async def test_a_command_that_overtakes_the_claim_s_reply_is_not_lost(
+        self, redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """G14: Redis knows who runs the job before its worker does, and tells it on another connection."""
+        engine = ScriptedEngine(1)
+        async with serving(redis_url, engine) as served:
+            calls = served.worker._desk._calls
+            at_once = calls.run_all
+
+            async def late(some: Sequence[scripts.Call[Any]]) -> list[Any]:
+                replies = await at_once(some)
+                await asyncio.sleep(0.3)
+                return replies
+
+            monkeypatch.setattr(calls, "run_all", late)
+            await submit_chat(redis, "chat")
+            await until(lambda: pending(redis, CHAT_LANE))
+            consumer = await _cancel(redis, "chat")
+            entry = await entry_of(redis, "chat")
+            await redis.rpush(KEYS.control(consumer), f"cancel {CHAT_LANE} {entry}")
+            async with asyncio.timeout(1):
+                await (await engine.next()).aborted.wait()
+            assert "cancelled" == (await job_ended(redis, "chat"))["state"]
 
     async def test_all_lines_of_a_cancelled_batch_are_aborted(self, redis_url: str, redis: Redis) -> None:
         """G14: `cancel-lane` aborts every running line of the batch; each line ends once, as cancelled."""
