@@ -12,6 +12,7 @@ for commands and one ear for each queue, however many jobs it waits for. `blocki
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -20,17 +21,19 @@ from typing import Any
 from redis.asyncio import Redis
 
 from llmq.scheduler.batch_handle import AsyncBatchHandle
+from llmq.scheduler.batch_record import new_batch_id
 from llmq.scheduler.batches import Batches
 from llmq.scheduler.calling import ScriptCalls
 from llmq.scheduler.connection import check_server, connect, redis_errors
 from llmq.scheduler.direct import DirectLine
 from llmq.scheduler.embedded import ensure_server
-from llmq.scheduler.errors import UsageError
+from llmq.scheduler.errors import LLMQError, UsageError
 from llmq.scheduler.feeding import FeedProgress
 from llmq.scheduler.handles import AsyncJobHandle
 from llmq.scheduler.inspect import QueueStatus, read_status
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.lines import check, read_lines
+from llmq.scheduler.outage import REDIS_ERRORS
 from llmq.scheduler.prompts import Prompts, open_prompts
 from llmq.scheduler.queue import Queue, new_job_id
 from llmq.scheduler.redis_url import redact
@@ -41,6 +44,9 @@ from llmq.scheduler.waiting import BLOCK_S, Listener
 
 #: Connections for commands: waits need none, and 10,000 submits at once are no faster through more.
 MAX_CONNECTIONS = 32
+
+#: Seconds that a submit of a batch, when it is cancelled, takes to cancel what it has queued.
+TAKE_BACK_S = 2.0
 
 OnFeed = Callable[[FeedProgress], None] | None
 
@@ -141,7 +147,8 @@ class AsyncClient:
         Returns when the last line is queued. `model` takes the place of the lines' own; `window` is how long lines may
         wait for their start (seconds, or "24h"); `skip_bad` makes error lines of bad lines, which are refused before
         anything is queued otherwise (InputFileError names them). While the queue is full it waits for room; with `wait`
-        False it raises QueueFull and queues nothing. `tenant`, `queue` and errors as for `submit`.
+        False it raises QueueFull and queues nothing. Cancelled, it cancels what it has queued. `tenant`, `queue` and
+        errors as for `submit`.
         """
         settings, tenant = self._settings, check_tenant(tenant or self._settings.tenant)
         window_s = _window(window)
@@ -151,16 +158,21 @@ class AsyncClient:
             checked = await asyncio.to_thread(check, file, model=model, skip_bad=skip_bad)
             with redis_errors(connected.url):
                 opened, _ = await connected.queue(queue or settings.queue)
-                batches = Batches(opened)
-                record = await batches.open(
-                    name=name or file.name,
-                    digest=file.digest,
-                    tenant=tenant,
-                    window=window_s,
-                    need=0 if wait else checked.good,
-                )
-                await batches.feed(record.id, read_lines(file, checked), wait=wait, on_progress=on_progress)
-        return AsyncBatchHandle(connected.url, batches, record.id)
+                batches, batch_id = Batches(opened), new_batch_id()
+                try:
+                    await batches.open(
+                        name=name or file.name,
+                        digest=file.digest,
+                        tenant=tenant,
+                        window=window_s,
+                        need=0 if wait else checked.good,
+                        batch_id=batch_id,
+                    )
+                    await batches.feed(batch_id, read_lines(file, checked), wait=wait, on_progress=on_progress)
+                except asyncio.CancelledError:
+                    await _take_back(batches, batch_id)
+                    raise
+        return AsyncBatchHandle(connected.url, batches, batch_id)
 
     async def batch(self, batch_id: str, *, queue: str | None = None) -> AsyncBatchHandle:
         """Return a handle of a batch that was submitted before, by whomever. Raises NotFoundError."""
@@ -262,6 +274,13 @@ class _Connected:
         reader = connect(self.url, blocking_s=BLOCK_S, max_connections=1, client_name="llmq-inbox")
         self._readers.append(reader)
         return queue, Listener(queue, reader, self._client_id)
+
+
+async def _take_back(batches: Batches, batch_id: str) -> None:
+    """Cancel what was queued of a batch of which nobody has the id: it would stay open for ever."""
+    with contextlib.suppress(TimeoutError, LLMQError, *REDIS_ERRORS):
+        async with asyncio.timeout(TAKE_BACK_S):
+            await batches.cancel(batch_id)
 
 
 def _window(window: float | str | None) -> float | None:

@@ -15,6 +15,8 @@ from redis.asyncio import Redis
 
 from llmq import AsyncClient, AsyncJobHandle, CancelResult, JobState
 from llmq.scheduler import lookout, scripts
+from llmq.scheduler.batch_record import BatchStatus
+from llmq.scheduler.batches import Batches
 from llmq.scheduler.connection import connect
 from llmq.scheduler.embedded import stop_server
 from llmq.scheduler.errors import (
@@ -31,6 +33,7 @@ from llmq.scheduler.errors import (
     SettingsError,
     UsageError,
 )
+from llmq.scheduler.feeding import FeedProgress, FeedState
 from llmq.scheduler.lease import Answered, Ended, ErrorCode, HandedBack, Reason, Retry
 from tests.chat_worker import HELLO, ChatWorker, chat
 from tests.conftest import OwnServer
@@ -517,6 +520,27 @@ class TestBatch:
         assert ({"echo": "k0"}, 400) == (results["k0"].body, results["k1"].status_code)
         assert (await batch.wait(timeout=5)).ended
         assert batch.id == (await client.batch(batch.id)).id
+
+    async def test_a_submit_that_is_cancelled_leaves_no_open_batch(self, client: AsyncClient, redis: Redis) -> None:
+        """Nobody has its id: it would wait for its other lines for ever (G11)."""
+        queue = await client.queue()
+        await queue.set("cap_batch", "2")
+        batch = await client.submit_batch(["a"])
+        waits = asyncio.Event()
+
+        def note(progress: FeedProgress) -> None:
+            if progress.state is FeedState.WAITING_FOR_ROOM:
+                waits.set()
+
+        submitting = asyncio.create_task(client.submit_batch(["b", "c", "d"], on_progress=note))
+        await waits.wait()
+        submitting.cancel()
+        await asyncio.wait([submitting])
+        assert submitting.cancelled()
+        states = {record.id: record.status for record in await Batches(queue).ls()}
+        assert BatchStatus.IN_PROGRESS is states.pop(batch.id)
+        assert [BatchStatus.CANCELLED] == list(states.values())
+        assert 1 == await redis.hlen(queue.keys.lanes)
 
     async def test_prompts_of_a_program_are_a_file_as_any(self, client: AsyncClient) -> None:
         """Objects and texts; what cannot be stored is named by its line before anything is queued."""
