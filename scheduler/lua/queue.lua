@@ -313,8 +313,14 @@ end
 
 -- Was a batch start charged to the service that its tenant has now? A tenant that has had nothing to claim since begins
 -- anew. To correct that service by what was charged to the one before would let it go before all others for long.
+local arrivals = {} -- of tenants, as this script has read them
 local function is_charged(tenant, at, now)
-  local came = at and finite(redis.call('HGET', bucket, 'came:' .. tenant))
+  if not at then return false end
+  local came = arrivals[tenant]
+  if came == nil then
+    came = finite(redis.call('HGET', bucket, 'came:' .. tenant)) or false
+    arrivals[tenant] = came
+  end
   return came and (at >= came or came > now) -- later than now: the clock was set back
 end
 
