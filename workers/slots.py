@@ -218,9 +218,10 @@ class Slots:
 
     def _has_lines_that_wait(self) -> bool:
         """Whether batch was claimed that may not start beside a suspect; more of it would take the slots from chat."""
-        return any(
-            lease.cls is TrafficClass.BATCH and lease.fence not in self._executor.running and not self.may_start(lease)
-            for lease in self.desk.held
+        held, running = self.desk.held, self._executor.running
+        return bool(held.in_last_attempt) and any(
+            lease.cls is TrafficClass.BATCH and lease.fence not in running and not self.may_start(lease)
+            for lease in held
         )
 
     def _stop(self, fence: Fence, why: Stop, unstarted: Outcome) -> None:
