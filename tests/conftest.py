@@ -11,6 +11,7 @@ import fnmatch
 import itertools
 import os
 import re
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import llmq
+from llmq.scheduler.server_folder import ServerFolder
 from tests.servers import DURABLE, Server, Servers, client_of, kinds_at_hand, process_kinds, version_of
 
 if TYPE_CHECKING:
@@ -70,14 +72,21 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, homes: Iterator[Path]) -> None:
-    """Hide the developer's own settings and data from the test, and from the processes that it starts."""
+def clean_environment(monkeypatch: pytest.MonkeyPatch, homes: Iterator[Path]) -> Iterator[None]:
+    """Hide the developer's own settings and data from the test, and from the processes that it starts.
+
+    The test fails if it leaves the embedded server of its own home running.
+    """
     for name in list(os.environ):
         if name.startswith("LLMQ_"):
             monkeypatch.delenv(name)
     home = next(homes)
     monkeypatch.setenv("LLMQ_HOME", str(home))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    yield
+    if (folder := ServerFolder(home)).is_held():
+        os.kill(int(folder.pid_file.read_text()), signal.SIGKILL)
+        pytest.fail("left its embedded server running: end the test with `llmq server stop`", pytrace=False)
 
 
 @pytest.fixture(scope="session")
