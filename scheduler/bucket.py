@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmq.scheduler.limit import Limit
-from llmq.scheduler.stored_number import finite
+from llmq.scheduler.stored_number import finite, whole
 from llmq.scheduler.windows import PlanState, plan_state
 
 
@@ -60,7 +60,7 @@ def bucket_of(config: Mapping[bytes, bytes], bucket: Mapping[bytes, bytes], now_
     """Return the bucket as the next claim would find it."""
     plan = plan_state(config.get(b"plan", b"").decode(errors="replace"), now_ms)
     limit = _in_force(plan, config)
-    exhausted = int(finite(bucket.get(b"exhausted"), 0))
+    exhausted = whole(bucket.get(b"exhausted"))
     dry_ms = finite(bucket.get(b"dry_ms"), 0)
     dry_since = finite(bucket.get(b"dry"), 0)
     return Bucket(

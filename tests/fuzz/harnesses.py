@@ -334,6 +334,7 @@ SEEDS: Mapping[str, Sequence[bytes]] = {
         + _hash(sealed=b"0"),
         _hash(id=b"w", pid=b"1", slots=b"4", models=b'["m"]', lanes=b"[]", engine_url=b"http://u:p@h/", **_MEASURES),
         _hash(rate=b"5", burst=b"10", unit=b"job", plan=b"1795000000000 5 5 job;", windows=b"mon 5/s", tokens=b"1.5"),
+        _hash(exhausted=b"1" + b"3" * 31, dry_ms=b"9" * 25),
     ),
     "events": (_sse({"a": 1}), b"event: x\r\ndata: 1\rdata: 2\n\n: ping\nid: 1\n\n", b"\xef\xbb\xbfdata: x"),
     "answers": (
