@@ -133,7 +133,7 @@ def test_an_error_about_a_url_hides_its_password(broken: str, secrets: list[str]
         assert PASSWORD not in said(done), words
 
 
-def test_an_engine_that_refuses_the_key_is_told_without_it(secrets: list[str], tmp_path: Path) -> None:
+def test_an_engine_that_refuses_the_key_is_told_without_it(url: str, secrets: list[str], tmp_path: Path) -> None:
     """The engine's key goes to the engine alone: what is printed about its refusal does not hold it."""
     heard: list[bytes] = []
 
@@ -143,7 +143,7 @@ def test_an_engine_that_refuses_the_key_is_told_without_it(secrets: list[str], t
 
     with answering(refuse) as port:
         prompts = write_prompts(tmp_path / "prompts.jsonl", 1)
-        done = llmq("run", prompts, "-o", tmp_path / "out.jsonl", "--engine", f"http://127.0.0.1:{port}")
+        done = llmq("run", prompts, "-o", tmp_path / "out.jsonl", "--engine", f"http://127.0.0.1:{port}", url=url)
     assert any(ENGINE_KEY.encode() in request for request in heard)
     output = tmp_path / "out.jsonl"
     assert ENGINE_KEY not in said(done) + (output.read_text() if output.exists() else "")
