@@ -138,7 +138,7 @@ GUARDS = {
             "a claim does not make a group that is gone",
             (Edit("claim", _RECREATE, "return {}"),),
         ),
-        Guard("sweeper", ("G5",), "nobody reclaims", (Swap(Sweeper, "_reclaim", _nothing),)),
+        Guard("sweeper", ("G5", "G13"), "nobody reclaims", (Swap(Sweeper, "_reclaim", _nothing),)),
         Guard(
             "contact",
             ("G4",),
