@@ -14,7 +14,7 @@ import typer
 from llmq.cli.open_files import allow_open_files
 from llmq.cli.options import Grace, Json, LogLevel, Queue, RedisUrl, Tenant
 from llmq.cli.render import count_of, notice, print_json, warn
-from llmq.cli.running import run_async
+from llmq.cli.running import run_async, settle_memory
 from llmq.cli.session import Session, load, open_session
 from llmq.scheduler.api_keys import ApiKeys
 from llmq.scheduler.connection import redact
@@ -208,6 +208,7 @@ def _say_ready(settings: Settings, sockets: list[socket.socket], *, keyed: bool 
     shown = f"[{host}]" if ":" in host else host
     where = "this host only" if _is_loopback(host) else "any host"
     keys = {None: "Redis away", True: "with API keys", False: "no API keys"}[keyed]
+    settle_memory()
     notice(f"ready gateway queue {settings.queue}, {where}, {keys}: http://{shown}:{port}/v1")
 
 

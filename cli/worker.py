@@ -13,7 +13,7 @@ from llmq.cli.engine import EngineStart, StoppedEarly, open_engine
 from llmq.cli.open_files import allow_open_files
 from llmq.cli.options import Concurrency, EngineName, Gpu, Grace, Json, LogLevel, Queue, RedisUrl, Serve, ServeLog
 from llmq.cli.render import count_of, notice, print_json
-from llmq.cli.running import run_async
+from llmq.cli.running import run_async, settle_memory
 from llmq.cli.session import load, open_session
 from llmq.scheduler.errors import UsageError
 from llmq.scheduler.logs import Event, record_of, show_log
@@ -105,12 +105,14 @@ def worker(
 def _announcer(settings: Settings) -> Callable[[str], None]:
     """Show the log, and return how the worker says that it is ready: in a log of JSON as one of its lines."""
     handler = show_log(settings.log_level, settings.log_format)
-    if settings.log_format == "text":
-        return notice
 
     def announce(line: str) -> None:
-        # Whatever the level: who asked for a worker wants to know that it is one.
-        handler.handle(record_of(Event.NOTICE, text=line))
+        settle_memory()
+        if settings.log_format == "text":
+            notice(line)
+        else:
+            # Whatever the level: who asked for a worker wants to know that it is one.
+            handler.handle(record_of(Event.NOTICE, text=line))
 
     return announce
 
