@@ -8,6 +8,9 @@ import OpenAI, { APIError, toFile } from "openai";
 
 const [baseURL, ...asked] = process.argv.slice(2);
 const messages = [{ role: "user", content: "Tell me of the sea." }];
+// The tiny model of tests/engine says "A", and only that: its noise may end at once, or begin in the middle of a
+// character, and then llama.cpp says no role. Other engines do not mind.
+const letters = { logit_bias: { 68: 100 } };
 const statuses = [];
 
 function say(told) {
@@ -28,7 +31,7 @@ async function telling(url, init) {
 
 const checks = {
   async chat() {
-    const done = await client().chat.completions.create({ model: "default", messages, max_tokens: 5 });
+    const done = await client().chat.completions.create({ ...letters, model: "default", messages, max_tokens: 5 });
     assert.ok(done.choices[0].message.content);
     assert.equal(done.usage.completion_tokens, 5);
     assert.ok(done._request_id);
@@ -36,7 +39,7 @@ const checks = {
 
   async stream() {
     const stream = await client().chat.completions.create({
-      model: "default", messages, max_tokens: 5, stream: true, stream_options: { include_usage: true },
+      ...letters, model: "default", messages, max_tokens: 5, stream: true, stream_options: { include_usage: true },
     });
     const chunks = [];
     for await (const chunk of stream) chunks.push(chunk);
@@ -49,14 +52,14 @@ const checks = {
 
   // The helper that puts a stream together by itself is stricter than a loop.
   async streamHelper() {
-    const stream = client().chat.completions.stream({ model: "default", messages, max_tokens: 5 });
+    const stream = client().chat.completions.stream({ ...letters, model: "default", messages, max_tokens: 5 });
     const done = await stream.finalChatCompletion();
     assert.ok(done.choices[0].message.content);
     assert.equal(done.choices[0].finish_reason, "length");
   },
 
   async responses() {
-    const asked = { model: "default", input: "The sea", max_output_tokens: 16 };
+    const asked = { ...letters, model: "default", input: "The sea", max_output_tokens: 16 };
     const done = await client().responses.create(asked);
     assert.ok(done.output_text);
     const types = [];

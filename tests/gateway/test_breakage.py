@@ -12,9 +12,8 @@ import pytest
 from redis.asyncio import Redis
 
 from llmq.gateway.vigil import Patience
-from llmq.workers.engines.http import HttpEngine
 from tests.conftest import OwnServer
-from tests.engine.fake import FakeEngine
+from tests.engine.fake import FakeEngine, opened
 from tests.engine.scripted import ScriptedEngine
 from tests.gateway.serving import Gateway, chunk, error_of, events, gateway, say_all, whole
 from tests.redis.serving import KEYS, configure, serving, until
@@ -154,15 +153,14 @@ async def test_what_went_wrong_is_told_without_addresses(redis_url: str, redis: 
     fake = FakeEngine()
     fake.replies["/v1/chat/completions"] = b"this is no HTTP\r\n\r\n"
     async with fake.serving():
-        engine = HttpEngine(fake.url)
         async with (
+            opened(fake.url) as engine,
             serving(redis_url, engine, concurrency=1, reserve=0),
             gateway(redis_url) as front,
             front.chat() as response,
         ):
             assert 502 == response.status
             message = (await error_of(response))["message"]
-        await engine.close()
     assert "no HTTP answer" in message
     assert "127.0.0.1" not in message
     assert fake.url.rpartition(":")[2] not in message

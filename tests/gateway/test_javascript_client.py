@@ -14,9 +14,9 @@ from llmq.scheduler.api_key import KeyLimits
 from llmq.scheduler.api_keys import ApiKeys
 from llmq.scheduler.queue import Queue
 from llmq.workers.engines.base import EngineGone
-from llmq.workers.engines.http import HttpEngine
 from llmq.workers.engines.sim import SimEngine
 from tests.engine import llama_server
+from tests.engine.fake import opened
 from tests.engine.scripted import Request, ScriptedEngine
 from tests.gateway.node import Node, install
 from tests.gateway.serving import Gateway, chunk, closed, gateway, say_all, usage_chunk, whole
@@ -44,10 +44,12 @@ async def test_the_client_works_unchanged(node: Node, redis_url: str, tmp_path: 
 async def test_a_real_engine_works_as_well(node: Node, redis_url: str) -> None:
     """The same over llama.cpp."""
     with llama_server(slots=2) as llama:
-        engine = HttpEngine(llama.url)
-        async with serving(redis_url, engine, concurrency=2, reserve=0), gateway(redis_url) as front:
+        async with (
+            opened(llama.url) as engine,
+            serving(redis_url, engine, concurrency=2, reserve=0),
+            gateway(redis_url) as front,
+        ):
             await node.passes(front.base, *ANY_ENGINE)
-        await engine.close()
 
 
 async def test_tools_pass_both_ways(node: Node, front: Gateway, engine: ScriptedEngine) -> None:

@@ -15,7 +15,7 @@ from llmq.workers.engines.base import EngineGone
 from llmq.workers.engines.http import HttpEngine
 from llmq.workers.engines.sim import SimEngine
 from tests.conftest import OwnServer
-from tests.engine import LlamaServer, llama_server
+from tests.engine import LETTERS, LlamaServer, llama_server
 from tests.engine.scripted import ScriptedEngine
 from tests.gateway.serving import Gateway, chunk, gateway, say_all
 from tests.redis.serving import KEYS, configure, serving, until
@@ -48,7 +48,9 @@ class TestEveryEngine:
     async def test_chat(self, served: Gateway) -> None:
         """A whole completion, with its usage."""
         async with served.openai() as client:
-            done = await client.chat.completions.create(model="default", messages=MESSAGES, max_tokens=5)
+            done = await client.chat.completions.create(
+                model="default", messages=MESSAGES, max_tokens=5, logit_bias=LETTERS
+            )
         assert done.choices[0].message.content
         assert done.usage is not None
         assert 5 == done.usage.completion_tokens
@@ -61,6 +63,7 @@ class TestEveryEngine:
                 model="default",
                 messages=MESSAGES,
                 max_tokens=5,
+                logit_bias=LETTERS,
                 stream=True,
                 stream_options={"include_usage": True} if usage else openai.omit,
             )
@@ -75,8 +78,12 @@ class TestEveryEngine:
 
         def ask() -> tuple[str | None, int]:
             with openai.OpenAI(base_url=f"{served.base}/v1", api_key="none", max_retries=0) as client:
-                done = client.chat.completions.create(model="default", messages=MESSAGES, max_tokens=5)
-                stream = client.chat.completions.create(model="default", messages=MESSAGES, max_tokens=5, stream=True)
+                done = client.chat.completions.create(
+                    model="default", messages=MESSAGES, max_tokens=5, logit_bias=LETTERS
+                )
+                stream = client.chat.completions.create(
+                    model="default", messages=MESSAGES, max_tokens=5, logit_bias=LETTERS, stream=True
+                )
                 return done.choices[0].message.content, len(list(stream))
 
         text, chunks = await asyncio.to_thread(ask)
@@ -86,9 +93,9 @@ class TestEveryEngine:
     async def test_completions(self, served: Gateway) -> None:
         """Whole and streamed."""
         async with served.openai() as client:
-            done = await client.completions.create(model="default", prompt="The sea", max_tokens=16, temperature=0)
+            done = await client.completions.create(model="default", prompt="The sea", max_tokens=16, logit_bias=LETTERS)
             stream = await client.completions.create(
-                model="default", prompt="The sea", max_tokens=16, temperature=0, stream=True
+                model="default", prompt="The sea", max_tokens=16, logit_bias=LETTERS, stream=True
             )
             pieces = [piece async for piece in stream]
         assert done.choices[0].text
@@ -97,8 +104,12 @@ class TestEveryEngine:
     async def test_responses(self, served: Gateway) -> None:
         """Whole, and as events of which the last one is the whole response."""
         async with served.openai() as client:
-            done = await client.responses.create(model="default", input="The sea", max_output_tokens=16)
-            stream = await client.responses.create(model="default", input="The sea", max_output_tokens=16, stream=True)
+            done = await client.responses.create(
+                model="default", input="The sea", max_output_tokens=16, extra_body={"logit_bias": LETTERS}
+            )
+            stream = await client.responses.create(
+                model="default", input="The sea", max_output_tokens=16, extra_body={"logit_bias": LETTERS}, stream=True
+            )
             events = [event async for event in stream]
         assert done.output_text
         assert "response.created" == events[0].type

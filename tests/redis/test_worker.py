@@ -294,10 +294,10 @@ class TestChatAndBatch:
 
     async def test_the_deadline_protects_a_line_that_runs(self, redis_url: str, redis: Redis) -> None:
         """G10: preempted starts cannot put the deadline off for ever; once it is due, the line that runs stays."""
-        await configure(redis, deadline="1000")
-        await submit_batch(redis, 2)
+        await configure(redis, deadline="2000")
         engine = ScriptedEngine(1)
         async with serving(redis_url, engine, reserve=0):
+            await submit_batch(redis, 2)  # only now: what waits for a worker that starts slowly is due when it starts
             preempted = await engine.next()
             await submit_chat(redis, "first")
             (await engine.next()).answer()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from llmq.workers.engines.http import HttpEngine
 from tests.engine import llama_server
+from tests.engine.fake import opened
 from tests.redis.serving import (
     KEYS,
     batch_ended,
@@ -149,8 +149,7 @@ async def test_an_engine_that_dies_in_flight_fails_nothing(redis_url: str, redis
     with ExitStack() as stack:
         server = stack.enter_context(llama_server(slots=4))
         port = int(server.url.rpartition(":")[2])
-        engine = HttpEngine(server.url)
-        async with serving(redis_url, engine, reserve=0) as served:
+        async with opened(server.url) as engine, serving(redis_url, engine, reserve=0) as served:
             for _ in range(2):
                 await until(lambda: redis.xlen(KEYS.results("b1")))
                 await until(lambda: pending(redis))
@@ -158,7 +157,6 @@ async def test_an_engine_that_dies_in_flight_fails_nothing(redis_url: str, redis
                 await until(lambda: served.worker._gate.gone)
                 server = stack.enter_context(llama_server(slots=4, port=port))
             record = await batch_ended(redis)
-        await engine.close()
     assert "0" == record.get("failed", "0")
     await each_line_ended_once(redis, 24)
 
