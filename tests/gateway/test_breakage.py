@@ -152,15 +152,15 @@ async def test_what_went_wrong_is_told_without_addresses(redis_url: str, redis: 
     await configure(redis, attempts_interactive="1")
     fake = FakeEngine()
     fake.replies["/v1/chat/completions"] = b"this is no HTTP\r\n\r\n"
-    async with fake.serving():
-        async with (
-            opened(fake.url) as engine,
-            serving(redis_url, engine, concurrency=1, reserve=0),
-            gateway(redis_url) as front,
-            front.chat() as response,
-        ):
-            assert 502 == response.status
-            message = (await error_of(response))["message"]
+    async with (
+        fake.serving(),
+        opened(fake.url) as engine,
+        serving(redis_url, engine, concurrency=1, reserve=0),
+        gateway(redis_url) as front,
+        front.chat() as response,
+    ):
+        assert 502 == response.status
+        message = (await error_of(response))["message"]
     assert "no HTTP answer" in message
     assert "127.0.0.1" not in message
     assert fake.url.rpartition(":")[2] not in message
