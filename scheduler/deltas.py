@@ -9,6 +9,8 @@ that is more than its text, a rest is not guessed at. Decides only: no Redis, no
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,12 +68,19 @@ class DeltaOrder:
         self._ready: list[Delta] = []
         self._shown: list[str] = []
         self._shown_any = False
-        self._last: list[Delta] = []
+        self._last: deque[Delta] = deque(maxlen=LAST_CHUNKS)
         self._kept_bytes = 0
         self._gave_up = False
 
     def add(self, delta: Delta) -> None:
         """Take in a delta; older deliveries, and what came before, are passed over."""
+        if delta.seq == self._next and delta.delivery == self._delivery and self._next and not self._early:
+            # What every token of a stream does; pieces that are not in order are few.
+            if not self._gave_up:
+                self._ready.append(delta)
+                self._next += 1
+                self._hold(delta)
+            return
         if delta.delivery < self._delivery or self._gave_up:
             return
         if delta.delivery > self._delivery:
@@ -84,7 +93,6 @@ class DeltaOrder:
             return
         if not delta.seq:
             self._first = delta.chunk
-        self._kept_bytes += len(delta.chunk) + len(delta.text)
         if delta.seq != self._next:
             self._early[delta.seq] = delta
         else:
@@ -93,6 +101,10 @@ class DeltaOrder:
             while self._early and (following := self._early.pop(self._next, None)) is not None:
                 self._ready.append(following)
                 self._next += 1
+        self._hold(delta)
+
+    def _hold(self, delta: Delta) -> None:
+        self._kept_bytes += len(delta.chunk) + len(delta.text)
         if self._kept_bytes > MAX_KEPT_BYTES:
             self.give_up()
 
@@ -109,8 +121,9 @@ class DeltaOrder:
         if ready:
             self._ready = []
             self._shown_any = True
-            self._last = (self._last + ready)[-LAST_CHUNKS:]
-            self._shown += [delta.text for delta in ready]
+            self._last.extend(ready)
+            for delta in ready:
+                self._shown.append(delta.text)
             self._kept_bytes = (
                 sum(len(delta.chunk) + len(delta.text) for delta in self._early.values()) if self._early else 0
             )
@@ -141,7 +154,8 @@ class DeltaOrder:
         if self._shown_any and not _is_only_text(answer, begun=bool(shown)):
             raise ValueError("what is missing of the answer is more than a text")
         view = _closing(answer, text[len(shown) :], begun=self._shown_any)
-        self._shown, self._shown_any, self._gave_up, self._last = [text], True, False, []
+        self._shown, self._shown_any, self._gave_up = [text], True, False
+        self._last.clear()
         self._early.clear()
         return view
 
@@ -163,7 +177,7 @@ class DeltaOrder:
             self.give_up()
 
 
-def _has_ended(last: list[Delta]) -> bool | None:
+def _has_ended(last: Iterable[Delta]) -> bool | None:
     """Return whether one of the last chunks that were shown is the end of the answer; None where they do not tell."""
     ends = [_is_end(delta.chunk) for delta in last]
     return True if True in ends else False if False in ends else None

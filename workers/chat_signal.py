@@ -51,7 +51,7 @@ class Evidence:
 
 
 @dataclass(slots=True)
-class _Stream:
+class Stream:
     """An answer under way: when its last token came, and how the gaps since the last sample were."""
 
     last_at: float
@@ -102,7 +102,7 @@ class ChatSignal:
         self._firsts = _Samples()
         self._gaps = _Samples()
         self._waiting: dict[Hashable, float] = {}
-        self._streaming: dict[Hashable, _Stream] = {}
+        self._streaming: dict[Hashable, Stream] = {}
         self._without = 0
         self.last_at: float | None = None
 
@@ -137,15 +137,25 @@ class ChatSignal:
         self._waiting[name] = now - waited_s
         self.last_at = now
 
-    def token(self, name: Hashable, now: float) -> None:
-        """A token of a request came, its first one or another."""
-        if (stream := self._streaming.get(name)) is not None:
-            self._gap(stream, now)
-        elif (submitted := self._waiting.pop(name, None)) is not None:
+    def begun(self, name: Hashable, now: float) -> Stream:
+        """The first token of a request came; return what `token` is told of its others."""
+        stream = Stream(now)
+        if (submitted := self._waiting.pop(name, None)) is not None:
             limit = self.objective.ttft_p95_s
             self._firsts.add(now, now - submitted, limit is not None and now - submitted > limit)
-            self._streaming[name] = _Stream(now)
+            self._streaming[name] = stream
             self._without = 0
+        return stream
+
+    def token(self, stream: Stream, now: float) -> None:
+        """Another token came."""
+        gap, stream.last_at = now - stream.last_at, now
+        stream.gaps += 1
+        if (limit := self.objective.itl_p95_s) is not None and gap > limit:
+            stream.slow += 1
+        if stream.gaps == GAPS_A_SAMPLE:
+            self._gaps.add(now, gap, stream.slow > 1)
+            stream.gaps = stream.slow = 0
 
     def ended(self, name: Hashable, now: float) -> None:
         """A request is over, however it ended."""
@@ -196,12 +206,3 @@ class ChatSignal:
             limit = 3 * asked.itl_p95_s
             late += sum(1 for s in self._streaming.values() if s.last_at >= since and now - s.last_at > limit)
         return Evidence(late, late)
-
-    def _gap(self, stream: _Stream, now: float) -> None:
-        gap, stream.last_at = now - stream.last_at, now
-        limit = self.objective.itl_p95_s
-        stream.gaps += 1
-        stream.slow += limit is not None and gap > limit
-        if stream.gaps == GAPS_A_SAMPLE:
-            self._gaps.add(now, gap, stream.slow > 1)
-            stream.gaps = stream.slow = 0

@@ -81,7 +81,6 @@ class Running:
     lease: Lease
     task: asyncio.Task[object]
     started_at: float = field(default_factory=time.monotonic)
-    chunks: int = 0
     tokens: int = 0
     """Pieces of the answer that came: about its tokens."""
     draft: Draft | None = None
@@ -89,7 +88,6 @@ class Running:
     model: str = ""
     kept: Kept | None = None
     """What an earlier attempt made of the answer, where this one goes on from it."""
-    streamed: bool = False
     in_engine: bool = False
     protected: bool = False
     """Not to be preempted: the deadline counts its start (what the lease itself says comes on top)."""
@@ -99,8 +97,8 @@ class Running:
 class TokenCounter(Protocol):
     """Who is told what the tokens of running requests become."""
 
-    def token(self, lease: Lease, *, first: bool) -> None:
-        """A piece of an answer came."""
+    def begun(self, lease: Lease) -> Callable[[], None]:
+        """The first piece of an answer came; return what is called with each other one."""
 
     def cut_off(self, kept: int, wasted: int) -> None:
         """A preempted request had made so many: kept for its next attempt, or thrown away."""
@@ -217,17 +215,21 @@ class Executor:
 
     def _listener(self, running: Running, *, sends: bool) -> OnDelta:
         """Return who hears the pieces of an answer."""
-        lease, token = running.lease, self._counter.token
+        lease = running.lease
         send = self._deltas.outlet(lease) if sends else None
+        token: Callable[[], None] | None = None
+        came = False
 
         def on_delta(text: str, chunk: bytes) -> None:
-            running.chunks += 1
-            if text or running.chunks > 1:  # as the sender of deltas sees it
+            nonlocal token, came
+            if token is not None:
                 running.tokens += 1
-                token(lease, first=running.tokens == 1)
-                if not running.streamed:
-                    running.streamed = True
-                    self._on_begun(lease)
+                token()
+            elif text or came:  # as the sender of deltas sees it
+                running.tokens = 1
+                token = self._counter.begun(lease)
+                self._on_begun(lease)
+            came = True
             if send is not None:
                 send(text, chunk)
             elif running.draft is not None:
@@ -332,7 +334,7 @@ def _job_of(lease: Lease) -> tuple[str, str]:
 
 def _begun(running: Running) -> bool:
     """Whether an interactive answer has begun: it is never begun a second time (G18)."""
-    return running.streamed and running.lease.cls is TrafficClass.INTERACTIVE
+    return running.tokens > 0 and running.lease.cls is TrafficClass.INTERACTIVE
 
 
 def _sayable(text: str) -> str:

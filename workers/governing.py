@@ -150,14 +150,25 @@ class Governing:
         else:
             self._reading.begun(self._clock(), prompt_tokens(lease))
 
-    def token(self, lease: Lease, *, first: bool) -> None:
-        """A token of an answer came."""
+    def begun(self, lease: Lease) -> Callable[[], None]:
+        """The first token of an answer came; return what is called with each other one."""
         if lease.cls is TrafficClass.INTERACTIVE:
-            self.signal.token(lease.fence, self._clock())
+            signal, clock = self.signal, self._clock
+            stream = signal.begun(lease.fence, clock())
+
+            def token() -> None:
+                signal.token(stream, clock())
+
         else:
-            self._tokens.made += 1
-        if first and self._operating is not None:
+            tokens = self._tokens
+            tokens.made += 1
+
+            def token() -> None:
+                tokens.made += 1
+
+        if self._operating is not None:
             self._look(self._load())
+        return token
 
     def ended(self, lease: Lease) -> None:
         """An attempt is over."""

@@ -83,7 +83,7 @@ TOLERANCES = Standing(
     * 2**20,  # Python keeps the arenas of its busiest moment: at 200,000 jobs, 1 KiB a job would be 65 MiB
     worker_files=8,  # connections, as above
     client_bytes=32 * 2**20,  # the file of the largest batch, and as above
-    client_files=16,  # connections, as above; the pipes of processes that are being started
+    client_files=32,  # connections, as above, of several clients; the pipes of processes that are being started
 )
 
 

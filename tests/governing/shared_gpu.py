@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from llmq.scheduler.job import TrafficClass
@@ -72,6 +72,7 @@ class _Line:
     started_at: float
     task: asyncio.Task[None] | None = None
     tokens: int = 0
+    token: Callable[[], None] | None = None
     lengths: tuple[int, int] = (0, 0)
     """Tokens of its prompt and its answer: of what is left of it, where it was cut off before."""
 
@@ -157,17 +158,19 @@ class SharedGpu:
             line.task.cancel()
 
     async def _chat(self, arrival: Arrival) -> None:
-        came, lease, begun = self._loop.time(), self._lease(TrafficClass.INTERACTIVE, arrival.prompt), False
+        came, lease = self._loop.time(), self._lease(TrafficClass.INTERACTIVE, arrival.prompt)
+        token: Callable[[], None] | None = None
         self._chats += 1
         self._governing.taken(lease, 0.0)
         self._preempt(self._chats + len(self._lines) - self._gpu.slots)
 
         def on_tokens(count: int) -> None:
-            nonlocal begun
-            if not begun:
-                self.outcome.firsts.append((came, self._loop.time() - came))
-            self._governing.token(lease, first=not begun)
-            begun = True
+            nonlocal token
+            if token is not None:
+                token()
+                return
+            self.outcome.firsts.append((came, self._loop.time() - came))
+            token = self._governing.begun(lease)
 
         await self._engine.serve(Work(arrival.prompt, arrival.answer, 1, on_tokens))
         self._governing.ended(lease)
@@ -178,7 +181,10 @@ class SharedGpu:
         def on_tokens(count: int) -> None:
             line.tokens += count
             self.outcome.made += count
-            self._governing.token(line.lease, first=line.tokens == count)
+            if line.token is None:
+                line.token = self._governing.begun(line.lease)
+            else:
+                line.token()
 
         await self._engine.serve(Work(*line.lengths, 1, on_tokens))
         self._lines.remove(line)

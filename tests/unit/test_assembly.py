@@ -38,7 +38,7 @@ def sample(name: str) -> Any:
 def chunks_of(name: str) -> list[Any]:
     lines = (line for _, line in sample(name)["sse_lines"])
     events = EventParser(2**20).feed("".join(f"{line}\n\n" for line in lines).encode())
-    return [json.loads(event.data) for event in events if event.data != b"[DONE]"]
+    return [json.loads(event) for event in events if event != b"[DONE]"]
 
 
 def assembled(url: str, chunks: Iterable[Any]) -> tuple[Any, str, Assembler]:
@@ -230,7 +230,7 @@ def test_an_answer_that_was_broken_off_is_not_finished(reason: str | None) -> No
 def test_a_recorded_responses_stream_becomes_its_last_event() -> None:
     """transformers streams responses whether asked to or not."""
     events = EventParser(2**20).feed(sample("transformers-responses")["body"].encode())
-    chunks = [json.loads(event.data) for event in events]
+    chunks = [json.loads(event) for event in events]
 
     body, text, assembler = assembled(RESPONSES, chunks)
 

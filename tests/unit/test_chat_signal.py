@@ -12,10 +12,10 @@ def stream(signal: ChatSignal, name: str, came: float, first: float, gaps: list[
     """Let one request come, begin, go on with these gaps, and end; return when."""
     signal.taken(name, came, 0.0)
     at = came + first
-    signal.token(name, at)
+    begun = signal.begun(name, at)
     for gap in gaps:
         at += gap
-        signal.token(name, at)
+        signal.token(begun, at)
     signal.ended(name, at)
     return at
 
@@ -33,7 +33,7 @@ def test_the_wait_in_the_queue_belongs_to_the_time_to_first_token() -> None:
     """Users state what they see: from submit, not from the claim."""
     signal = ChatSignal(TTFT)
     signal.taken("a", 10.0, 0.08)
-    signal.token("a", 10.05)
+    signal.begun("a", 10.05)
     assert Evidence(1, 1) == signal.fresh()
 
 
@@ -69,7 +69,7 @@ def test_a_stream_that_falls_silent_is_evidence() -> None:
     """Three times the limit without a token: it is not only the end that is missing."""
     signal = ChatSignal(ITL)
     signal.taken("a", 0.0, 0.0)
-    signal.token("a", 0.1)
+    signal.begun("a", 0.1)
     assert Evidence() == signal.since(0.0, 0.2)
     assert Evidence(1, 1) == signal.since(0.0, 0.3)
 

@@ -55,12 +55,13 @@ class Counter:
     """Counts tokens, as the governor does."""
 
     def __init__(self) -> None:
-        self.tokens: list[bool] = []
+        self.tokens: list[str] = []
         self.thrown_away: list[int] = []
 
-    def token(self, lease: Lease, *, first: bool) -> None:
-        """Take a token."""
-        self.tokens.append(first)
+    def begun(self, lease: Lease) -> Callable[[], None]:
+        """Take a first token; return what takes the others."""
+        self.tokens.append("first")
+        return lambda: self.tokens.append("another")
 
     def cut_off(self, kept: int, wasted: int) -> None:
         """Take what a preemption cost."""
@@ -190,7 +191,7 @@ async def test_the_pieces_of_a_batch_line_are_counted_and_not_sent(bench: Bench)
     request.answer()
     await task
     assert [] == bench.deltas.sent
-    assert [True, False] == bench.counter.tokens
+    assert ["first", "another"] == bench.counter.tokens
 
 
 async def test_what_a_preemption_throws_away_is_reported(bench: Bench) -> None:

@@ -61,7 +61,7 @@ def beside_chat() -> Worker:
     worker.governing.taken(lease(1), 0.0)
     worker.step()
     worker.run(7)
-    worker.governing.token(lease(1), first=True)
+    worker.governing.begun(lease(1))
     worker.step()
     return worker
 

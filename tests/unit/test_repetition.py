@@ -141,7 +141,7 @@ def test_a_completion_of_one_choice_repeats() -> None:
     """As chat does."""
     assembler = CompletionAssembler()
     first, second = written(plain("a")), written(plain("b"))
-    assembler.learn(first, chunk := load(first))
-    assembler.feed(chunk)
+    assembler.feed(chunk := load(first))
+    assembler.learn(first, chunk)
     assert "b" == assembler.again(second)
     assert "ab" == json.loads(assembler.body())["choices"][0]["text"]

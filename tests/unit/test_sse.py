@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmq.workers.engines.sse import Event, EventParser, EventTooLarge
+from llmq.workers.engines.sse import EventParser, EventTooLarge
 
 LIMIT = 10_000
 
@@ -36,26 +36,24 @@ LINES = st.sampled_from(
 STREAMS = st.lists(st.tuples(LINES, LINE_ENDS), max_size=30).map(lambda lines: b"".join(a + b for a, b in lines))
 
 
-def events_of(*pieces: bytes) -> list[Event]:
+def events_of(*pieces: bytes) -> list[bytes]:
     parser = EventParser(LIMIT)
     events = [event for piece in pieces for event in parser.feed(piece)]
     return events + parser.close()
 
 
-def events_by_the_letter(stream: bytes) -> list[Event]:
+def events_by_the_letter(stream: bytes) -> list[bytes]:
     """Read a whole stream as the rules say, one after the other: what the parser is held against."""
-    events, name, data = [], "", None
+    events, data = [], None
     for line in [*re.split(rb"\r\n|\n|\r", stream.removeprefix(b"\xef\xbb\xbf")), b""]:
         field, _, value = line.partition(b":")
         value = value[1:] if value[:1] == b" " else value
         if not line:
             if data is not None:
-                events.append(Event(name, data))
-            name, data = "", None
+                events.append(data)
+            data = None
         elif field == b"data":
             data = value if data is None else data + b"\n" + value
-        elif field == b"event":
-            name = value.decode()
     return events
 
 
@@ -78,27 +76,27 @@ def test_separators_of_unicode_are_part_of_the_text() -> None:
     """F-135: U+2028, U+2029 and U+0085 end no line, though str.splitlines says so."""
     text = "a\u2028b\u2029c\u0085d\x0b\x0c\x1ce".encode()
 
-    assert [Event("", text)] == events_of(b"data: " + text + b"\n\n")
+    assert [text] == events_of(b"data: " + text + b"\n\n")
 
 
 def test_a_line_that_ends_with_cr_is_taken_at_once() -> None:
     """An event is not held back until it is known whether an LF follows its CR."""
     parser = EventParser(LIMIT)
 
-    assert [Event("", b"1")] == parser.feed(b"data: 1\r\r")
-    assert [Event("", b"2")] == parser.feed(b"\ndata: 2\n\n")
+    assert [b"1"] == parser.feed(b"data: 1\r\r")
+    assert [b"2"] == parser.feed(b"\ndata: 2\n\n")
 
 
 def test_several_data_lines_are_one_event() -> None:
     """Lines of data are joined with LF; names and comments do not end an event."""
     stream = b"event: delta\ndata: a\n: comment\ndata: b\n\n"
 
-    assert [Event("delta", b"a\nb")] == events_of(stream)
+    assert [b"a\nb"] == events_of(stream)
 
 
 def test_an_event_without_its_empty_line_is_taken_when_the_stream_ends() -> None:
     """A server that closes right after its last line loses nothing."""
-    assert [Event("", b"[DONE]")] == events_of(b"data: [DONE]")
+    assert [b"[DONE]"] == events_of(b"data: [DONE]")
 
 
 def test_a_line_that_never_ends_is_refused() -> None:

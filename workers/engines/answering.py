@@ -30,6 +30,7 @@ class StreamReader:
 
     def __init__(self, assembler: Assembler, max_bytes: int, request_id: str, on_delta: OnDelta | None) -> None:
         self._assembler = assembler
+        self._again = assembler.again
         self._max_bytes = max_bytes
         self._request_id = request_id
         self._on_delta = on_delta
@@ -47,28 +48,28 @@ class StreamReader:
         except EventTooLarge:
             raise too_large(self._max_bytes) from None
         for event in events:
-            if (answer := self._take(event.data)) is not None:
+            # What every token of every answer takes: most chunks are the one before but for their text.
+            if (text := self._again(event)) is not None:
+                if self._on_delta is not None:
+                    self._on_delta(text, event)
+            elif (answer := self._take(event)) is not None:
                 return answer
-        self._check_size(len(data))
+        self._received += len(data)
+        if self._received >= self._measure_at:
+            self._check_size()
         return None
 
     def close(self) -> EngineAnswer:
         """Take the end of the stream; return the whole answer. Raises EngineError."""
         for event in self._parser.close():
-            if (answer := self._take(event.data)) is not None:
+            if (answer := self._take(event)) is not None:
                 return answer
         # transformers serve sends no [DONE]; what counts is that every choice has finished.
         return self._finish()
 
     def _take(self, data: bytes) -> EngineAnswer | None:
-        text = self._assembler.again(data)
-        if text is not None:
-            if self._on_delta is not None:
-                self._on_delta(text, data)
-            return None
-        return self._finish() if data == b"[DONE]" else self._take_in_full(data)
-
-    def _take_in_full(self, data: bytes) -> EngineAnswer | None:
+        if data == b"[DONE]":
+            return self._finish()
         chunk = self._parse(data)
         if chunk is None:
             return None
@@ -117,14 +118,11 @@ class StreamReader:
         except NONSENSE as error:
             raise EngineUnclear(f"the engine's chunks make no answer ({type(error).__name__})", 200) from error
 
-    def _check_size(self, received: int) -> None:
+    def _check_size(self) -> None:
         """Measure the answer, not the stream: its chunks repeat their envelope with every token.
 
         Measuring is as dear as the answer is long, so it is done only when enough has come to make a difference.
         """
-        self._received += received
-        if self._received < self._measure_at:
-            return
         size = len(self._body())
         if size > self._max_bytes:
             raise too_large(self._max_bytes)

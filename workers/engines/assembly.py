@@ -81,6 +81,7 @@ class ChatAssembler:
         self._fields: Tree = {}
         self._choices: dict[int, Tree] = {}
         self._repetition = Repetition(self.grows)
+        self._parts: list[str] = []
 
     @property
     def finished(self) -> bool:
@@ -110,12 +111,13 @@ class ChatAssembler:
         """Take a chunk that adds its text to choice 0, and nothing else that is new."""
         text = self._repetition.text_of(data)
         if text is not None:
-            self._text(self._choices[0]).parts.append(text)
+            self._parts.append(text)
         return text
 
     def learn(self, data: bytes, chunk: Tree) -> None:
         """Look at a chunk that was fed."""
-        self._repetition.learn(data, chunk)
+        if self._repetition.learn(data, chunk):
+            self._parts = self._text(self._choices[0]).parts
 
     def body(self) -> bytes:
         """Return the completion as the engine would have sent it whole."""

@@ -22,7 +22,7 @@ LONGER_THAN_ANY = sys.maxsize
 class Repetition:
     """Knows the chunks that repeat the last one; `field` is where their text is: `content`, or `text`."""
 
-    __slots__ = ("_field", "_head", "_in_vain", "_least", "_tail")
+    __slots__ = ("_begin", "_end", "_field", "_head", "_in_vain", "_least", "_tail")
 
     def __init__(self, field: str) -> None:
         self._field = field
@@ -33,7 +33,7 @@ class Repetition:
         """Return the text of a chunk that repeats the last one; None for any other."""
         if len(data) < self._least or not data.startswith(self._head) or not data.endswith(self._tail):
             return None
-        middle = data[len(self._head) : len(data) - len(self._tail)]
+        middle = data[self._begin : self._end]
         try:
             text = middle.decode()
             # Of the rest some is escaped, and some no JSON; let who knows decide.
@@ -44,20 +44,22 @@ class Repetition:
         self._in_vain = 0
         return text
 
-    def learn(self, data: bytes, chunk: Tree) -> None:
-        """Take a chunk that was read in full: what comes next may repeat it."""
+    def learn(self, data: bytes, chunk: Tree) -> bool:
+        """Take a chunk that was read in full; return whether what comes next may repeat it."""
         self._forget()
         if self._in_vain >= MOST_IN_VAIN:
-            return
+            return False
         self._in_vain += 1
         text = self._only_text(chunk)
         if not text or not text.isprintable() or '"' in text or "\\" in text:
-            return
+            return False
         quoted = f'"{text}"'.encode()
         for name in (f'"{self._field}":', f'"{self._field}": '):
             before, found, after = data.partition(name.encode() + quoted)
             if found and self._is_text(head := before + name.encode() + b'"', tail := b'"' + after, chunk, text):
                 self._head, self._tail, self._least = head, tail, len(head) + len(tail)
+                self._begin, self._end = len(head), -len(tail)
+        return self._least < LONGER_THAN_ANY
 
     def _only_text(self, chunk: Tree) -> str | None:
         """Return the text of a chunk to which a second one adds its text and nothing else; None for any other."""
@@ -90,3 +92,4 @@ class Repetition:
 
     def _forget(self) -> None:
         self._head, self._tail, self._least = b"", b"", LONGER_THAN_ANY
+        self._begin = self._end = 0

@@ -1,13 +1,12 @@
 """Server-sent events: bytes in, events out.
 
 An engine streams its answer as `text/event-stream`; `HttpEngine` feeds what arrives to an `EventParser` and takes the
-events from it. Lines end at LF, CR LF or CR and nowhere else: U+2028, U+2029 and U+0085 are part of the text, and the
-line iterators of str, which split there, break LLM answers. Nothing here knows of JSON or of the network.
+events from it, which are their data: engines that name them say the name in there once more. Lines end at LF, CR LF or
+CR and nowhere else: U+2028, U+2029 and U+0085 are part of the text, and the line iterators of str, which split there,
+break LLM answers. Nothing here knows of JSON or of the network.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -16,24 +15,16 @@ class EventTooLarge(ValueError):
     """One event is larger than the parser may hold."""
 
 
-class Event(NamedTuple):
-    """One event: its name ("" where none was given) and its data, lines joined with LF."""
-
-    name: str
-    data: bytes
-
-
 class EventParser:
-    """Splits a stream into events, however the network cut it.
+    """Splits a stream into the data of its events (lines joined with LF), however the network cut it.
 
-    `max_event_bytes` bounds what is held of an event that has not ended; `id:` and `retry:` are dropped, since llmq
-    never reconnects to a stream.
+    `max_event_bytes` bounds what is held of an event that has not ended; all fields but `data:` are dropped: llmq never
+    reconnects to a stream.
     """
 
     def __init__(self, max_event_bytes: int) -> None:
         self._max_event_bytes = max_event_bytes
         self._tail: list[bytes] = []
-        self._name = ""
         self._data: list[bytes] = []
         self._held = 0
         self._after_cr = False
@@ -41,7 +32,7 @@ class EventParser:
         self._between = False
         """Whether all that came has been handed on: what comes next begins an event."""
 
-    def feed(self, data: bytes) -> list[Event]:
+    def feed(self, data: bytes) -> list[bytes]:
         """Take bytes as they came; return the events that they end. Raises EventTooLarge."""
         if self._between and (events := _whole_events(data, self._max_event_bytes)) is not None:
             return events
@@ -62,19 +53,19 @@ class EventParser:
         self._tail = [] if text.endswith((b"\n", b"\r")) else [lines.pop()]
         events = [event for line in lines if (event := self._take_line(line)) is not None]
         for event in events:
-            self._hold(len(event.data))
+            self._hold(len(event))
         self._hold(sum(map(len, self._tail)) + sum(map(len, self._data)) + len(self._data))
-        self._between = not (self._tail or self._data or self._name or self._after_cr)
+        self._between = not (self._tail or self._data or self._after_cr)
         return events
 
-    def close(self) -> list[Event]:
+    def close(self) -> list[bytes]:
         """Say that the stream has ended; return an event that only misses its closing empty line."""
         tail = b"".join(self._tail)
         self._tail = []
         events = [self._take_line(tail) if tail else None, self._take_line(b"")]
         return [event for event in events if event is not None]
 
-    def _take_line(self, line: bytes) -> Event | None:
+    def _take_line(self, line: bytes) -> bytes | None:
         if self._first_line:
             self._first_line = False
             line = line.removeprefix(BYTE_ORDER_MARK)
@@ -83,13 +74,10 @@ class EventParser:
         field, _, value = line.partition(b":")
         if field == b"data":
             self._data.append(value.removeprefix(b" "))
-        elif field == b"event":
-            self._name = value.removeprefix(b" ").decode("utf-8", "replace")
         return None
 
-    def _end_event(self) -> Event | None:
-        event = Event(self._name, b"\n".join(self._data)) if self._data else None
-        self._name = ""
+    def _end_event(self) -> bytes | None:
+        event = b"\n".join(self._data) if self._data else None
         self._data = []
         return event
 
@@ -99,12 +87,12 @@ class EventParser:
         self._held = size
 
 
-def _whole_events(data: bytes, most: int) -> list[Event] | None:
+def _whole_events(data: bytes, most: int) -> list[bytes] | None:
     """Return the events of bytes that are whole events of one `data:` line each, as most are; None for others."""
     if not data.startswith(b"data: ") or not data.endswith(b"\n\n") or b"\r" in data:
         return None
     if data.find(b"\n") == len(data) - 2:  # one, which is the rule
-        return [Event("", data[6:-2])] if len(data) <= most else None
+        return [data[6:-2]] if len(data) <= most else None
     lines = data[:-2].split(b"\n\n")
     whole = all(line.startswith(b"data: ") and b"\n" not in line and len(line) <= most for line in lines)
-    return [Event("", line[6:]) for line in lines] if whole else None
+    return [line[6:] for line in lines] if whole else None
