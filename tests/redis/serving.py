@@ -62,9 +62,9 @@ async def _whole_life(worker: Worker) -> WorkerReport:
         await worker.close()
 
 
-def chat(text: str) -> Job:
+def chat(text: str, **fields: Any) -> Job:
     """Return a chat job."""
-    return Job("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]})
+    return Job("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **fields})
 
 
 async def configure(redis: Redis, **changes: str) -> None:
@@ -72,11 +72,13 @@ async def configure(redis: Redis, **changes: str) -> None:
     await scripts.run(redis, scripts.configure(KEYS, changes))
 
 
-async def submit_batch(redis: Redis, lines: int, *, batch: str = BATCH, prompts: list[str] | None = None) -> None:
+async def submit_batch(
+    redis: Redis, lines: int, *, batch: str = BATCH, prompts: list[str] | None = None, **fields: Any
+) -> None:
     """Queue a sealed batch whose lines ask `line 1`, `line 2` and so on."""
     lane = lane_of_batch(batch)
     texts = prompts or [f"line {number}" for number in range(1, lines + 1)]
-    some = [scripts.SubmitLine(n, f"c{n}", chat(text).encode(), 10) for n, text in enumerate(texts, 1)]
+    some = [scripts.SubmitLine(n, f"c{n}", chat(text, **fields).encode(), 10) for n, text in enumerate(texts, 1)]
     opened = scripts.open_batch(KEYS, batch, lane=lane, tenant="team", window_ms=0, need=0, record={"name": batch})
     await scripts.run(redis, opened)
     for first in range(0, len(some), 500):
