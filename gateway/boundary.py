@@ -128,16 +128,12 @@ class Exchange:
         """Send a piece of the body; waits while the client does not read."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    def write_at_once(self, make: Callable[[], bytes]) -> bool:
-        """Write the piece that `make` returns, with no turn of the loop; where that cannot be, False, and none is made.
+    def writer(self) -> BodyWriter | None:
+        """Return what writes a piece of the body now, with no turn of the loop; None where that cannot be.
 
         Only while nobody is within `write`: what that has to say comes first.
         """
-        if self._writer is None or not self.begun or not self._writer.clear:
-            return False
-        if data := make():
-            self._writer.write(data)
-        return True
+        return self._writer if self.begun and self._writer is not None and self._writer.clear else None
 
     async def answer(
         self, status: int, body: bytes, headers: Mapping[str, str], content_type: str = "application/json"

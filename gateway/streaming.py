@@ -75,8 +75,11 @@ class Stream:
         return self._events.of(chunks) if chunks else b""
 
     def _write_at_once(self) -> bool:
-        if not self._exchange.write_at_once(self._come):
+        writer = self._exchange.writer()
+        if writer is None:
             return False
+        if data := self._come():
+            writer.write(data)
         self._silent_since = time.monotonic()
         return True
 

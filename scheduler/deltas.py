@@ -12,6 +12,7 @@ import json
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import orjson
@@ -27,6 +28,8 @@ LAST_CHUNKS = 4
 
 #: Fields of a message that come before its text, and are over where that has begun.
 _BEFORE_TEXT = frozenset({"reasoning_content", "reasoning"})
+
+_CHUNK, _TEXT = attrgetter("chunk"), attrgetter("text")
 
 #: Events with which an answer of /v1/responses ends.
 _LAST_EVENTS = ("response.completed", "response.incomplete")
@@ -114,7 +117,7 @@ class DeltaOrder:
 
     def take_chunks(self) -> list[bytes]:
         """Return the same, for who wants the engine's chunks only: the way of every token through a gateway."""
-        return [delta.chunk for delta in self._take()]
+        return list(map(_CHUNK, self._take()))
 
     def _take(self) -> list[Delta]:
         ready = self._ready
@@ -122,8 +125,7 @@ class DeltaOrder:
             self._ready = []
             self._shown_any = True
             self._last.extend(ready)
-            for delta in ready:
-                self._shown.append(delta.text)
+            self._shown.extend(map(_TEXT, ready))
             self._kept_bytes = (
                 sum(len(delta.chunk) + len(delta.text) for delta in self._early.values()) if self._early else 0
             )

@@ -41,14 +41,14 @@ def encode_deltas(deltas: Sequence[Delta]) -> bytes:
 def decode_deltas(data: bytes) -> list[Delta]:
     """Read the field `d` of an inbox entry; raises EncodingError for anything that `encode_deltas` cannot have made."""
     try:
-        deltas = list(map(Delta._make, msgpack.unpackb(data)))
+        rows = msgpack.unpackb(data)
+        # Looked at by columns, and made without asking each for its length: a third of the time.
+        right = not rows or [{*map(type, column)} for column in zip(*rows, strict=True)] == _TYPES
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException, RecursionError) as error:
         raise EncodingError("inbox", f"holds no deltas ({type(error).__name__})") from None
-    # By columns, which takes a third of the time.
-    for kind, column in zip(_TYPES, zip(*deltas, strict=True), strict=False):
-        if {*map(type, column)} != {kind}:
-            raise EncodingError("inbox", "holds a delta of the wrong types")
-    return deltas
+    if not right:
+        raise EncodingError("inbox", "holds a delta of the wrong types")
+    return [tuple.__new__(Delta, row) for row in rows]
 
 
-_TYPES = (str, int, int, str, bytes)
+_TYPES = [{str}, {int}, {int}, {str}, {bytes}]

@@ -18,6 +18,9 @@ MOST_IN_VAIN = 8
 
 LONGER_THAN_ANY = sys.maxsize
 
+#: As numbers: to look for one in bytes takes a tenth of the time that looking for bytes does.
+QUOTE, BACKSLASH = b'"'[0], b"\\"[0]
+
 
 class Repetition:
     """Knows the chunks that repeat the last one; `field` is where their text is: `content`, or `text`."""
@@ -37,7 +40,7 @@ class Repetition:
         try:
             text = middle.decode()
             # Of the rest some is escaped, and some no JSON; let who knows decide.
-            if b'"' in middle or b"\\" in middle or not text.isprintable():
+            if QUOTE in middle or BACKSLASH in middle or not text.isprintable():
                 text = str(orjson.loads(b'"%b"' % middle))
         except ValueError:
             return None
