@@ -16,6 +16,8 @@ import redis.asyncio
 from redis.exceptions import NoScriptError, ResponseError
 
 from llmq.scheduler import scripts
+from llmq.scheduler.connection import SendsAtOnce
+from llmq.scheduler.kept_connection import KeptConnection
 from llmq.scheduler.routed import Routed
 from llmq.scheduler.scripts import Call
 
@@ -36,8 +38,28 @@ class KeptConnections:
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
-        self._kept: list[Any] = []
-        self._left = 0 if isinstance(client, Routed) else MOST_KEPT
+        self._kept: list[KeptConnection] = []
+        ours = issubclass(client.connection_pool.connection_class, SendsAtOnce)
+        self._left = MOST_KEPT if ours and not isinstance(client, Routed) else 0
+
+    async def run(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Run plain commands in one trip, the client's own way where no connection is free; raises the first error.
+
+        Replies come as the server sends them or as the client shapes them: read pairs with `as_map`.
+        """
+        if self.one_is_free:
+            replies = await self.exchange(commands)
+        elif len(commands) == 1:
+            replies = [await self._client.execute_command(*commands[0])]  # type: ignore[no-untyped-call]
+        else:
+            pipe = self._client.pipeline(transaction=False)
+            for command in commands:
+                pipe.execute_command(*command)
+            replies = await pipe.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
 
     @property
     def one_is_free(self) -> bool:
@@ -46,27 +68,46 @@ class KeptConnections:
 
     async def exchange(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send commands together and return their replies, errors of the server among them."""
-        connection = await self._take()
-        try:
-            await connection.send_packed_command([part for it in commands for part in connection.pack_command(*it)])
-            replies = [await _reply(connection) for _ in commands]
-        except BaseException:  # also a cancel: a reply that was not read may not be taken for the next one
-            await connection.disconnect(nowait=True)
-            self._left += 1
-            await self._client.connection_pool.release(connection)
-            raise
-        self._kept.append(connection)
+        kept = await self._take()
+        replies = await self._ask(kept, commands)
+        self._kept.append(kept)
         return replies
 
-    async def _take(self) -> Any:
-        if self._kept:
-            return self._kept.pop()
+    async def _ask(self, kept: KeptConnection, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        try:
+            return await kept.exchange(commands)
+        except BaseException:  # also a cancel: a reply that was not read may not be taken for the next one
+            await self._give_back(kept)
+            raise
+
+    async def _take(self) -> KeptConnection:
+        while self._kept:
+            kept = self._kept.pop()
+            if kept.lost:
+                await self._give_back(kept)
+                continue
+            if kept.doubtful:
+                await self._ask(kept, [("PING",)])
+            return kept
         self._left -= 1
         try:
-            return await self._client.connection_pool.get_connection(*_FOR)  # type: ignore[no-untyped-call]
+            return KeptConnection(
+                await self._client.connection_pool.get_connection(*_FOR)  # type: ignore[no-untyped-call]
+            )
         except BaseException:
             self._left += 1
             raise
+
+    async def _give_back(self, kept: KeptConnection) -> None:
+        """Let the pool have a connection that can be used no more."""
+        await kept.connection.disconnect(nowait=True)
+        self._left += 1
+        await self._client.connection_pool.release(kept.connection)
+
+
+def as_map(reply: Any) -> dict[Any, Any]:
+    """Return pairs as a map: a server tells them one after the other, in RESP3 and from a client as a map."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
 
 
 class ScriptCalls:
@@ -113,10 +154,3 @@ class ScriptCalls:
 
 def _command(call: Call[Any]) -> tuple[Any, ...]:
     return "EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.argv
-
-
-async def _reply(connection: Any) -> Any:
-    try:
-        return await connection.read_response()
-    except ResponseError as error:
-        return error

@@ -35,7 +35,16 @@ from llmq.scheduler.sentinel_map import SentinelMap
 from llmq.scheduler.server_check import ServerFacts, check_server
 
 # What a caller that connects needs beside the client.
-__all__ = ["PrimaryDemoted", "ServerFacts", "check_server", "connect", "connect_sync", "redact", "redis_errors"]
+__all__ = [
+    "PrimaryDemoted",
+    "SendsAtOnce",
+    "ServerFacts",
+    "check_server",
+    "connect",
+    "connect_sync",
+    "redact",
+    "redis_errors",
+]
 
 #: Connecting, and a reply to a command that does not block, take at most this long.
 TIMEOUT_S = 5.0
@@ -234,7 +243,7 @@ class _PacksInC:
             raise DataError(str(error)) from error
 
 
-class _SendsAtOnce:
+class SendsAtOnce:
     """A connection that hands a command to the kernel without a task of its own, and never swallows a cancellation.
 
     redis-py sends within `asyncio.wait_for`: a task and two turns of the loop for each command, and before Python 3.12
@@ -264,15 +273,15 @@ class _SendsAtOnce:
         return not transport.is_closing() and transport.get_write_buffer_size() == 0
 
 
-class _Connection(_PacksInC, _ClosesWhenDemoted, _SendsAtOnce, redis.asyncio.Connection):
+class _Connection(_PacksInC, _ClosesWhenDemoted, SendsAtOnce, redis.asyncio.Connection):
     pass
 
 
-class _TLSConnection(_PacksInC, _ClosesWhenDemoted, _SendsAtOnce, redis.asyncio.SSLConnection):
+class _TLSConnection(_PacksInC, _ClosesWhenDemoted, SendsAtOnce, redis.asyncio.SSLConnection):
     pass
 
 
-class _SocketConnection(_PacksInC, _ClosesWhenDemoted, _SendsAtOnce, redis.asyncio.UnixDomainSocketConnection):
+class _SocketConnection(_PacksInC, _ClosesWhenDemoted, SendsAtOnce, redis.asyncio.UnixDomainSocketConnection):
     pass
 
 

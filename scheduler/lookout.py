@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from redis.exceptions import RedisClusterException, RedisError
 
+from llmq.scheduler.calling import KeptConnections, as_map
 from llmq.scheduler.job_record import NEVER_MS, expires_at_ms, record_of, submitted_at_ms
 from llmq.scheduler.outage import Pause
 from llmq.scheduler.queue import Queue
@@ -55,6 +56,7 @@ class Lookout:
 
     def __init__(self, queue: Queue, watches: weakref.WeakValueDictionary[str, Watch]) -> None:
         self._queue = queue
+        self._connections = KeptConnections(queue.redis)
         self._watches = watches
         self._rung: list[Watch] = []
         self._wake = asyncio.Event()
@@ -134,10 +136,10 @@ class Lookout:
         """Return the jobs that have ended, or are lost; those that nobody else will end are ended here."""
         ended: list[Watch] = []
         for some in _chunks(watches, STATES_AT_ONCE):
-            pipe = self._queue.redis.pipeline(transaction=False)
-            for watch in some:
-                pipe.hmget(self._queue.keys.job(watch.job_id), "entry", "state", "submitted_at", "expires_at")
-            for watch, (entry, state, submitted, expires) in zip(some, await pipe.execute(), strict=True):
+            fields = "entry", "state", "submitted_at", "expires_at"
+            looks = [("HMGET", self._queue.keys.job(watch.job_id), *fields) for watch in some]
+            found = await self._connections.run(*looks)
+            for watch, (entry, state, submitted, expires) in zip(some, found, strict=True):
                 over = entry is None or state is not None
                 if over or await self._end(watch, submitted_at_ms(entry, submitted), expires_at_ms(expires)):
                     if entry is None or watch.foreign or watch.seen_ended:
@@ -164,10 +166,8 @@ class Lookout:
     async def _read(self, watches: list[Watch]) -> None:
         """Read the records of jobs that have ended, and end the waits for them."""
         for some in _chunks(list(dict.fromkeys(watches)), RECORDS_AT_ONCE):
-            pipe = self._queue.redis.pipeline(transaction=False)
-            for watch in some:
-                pipe.hgetall(self._queue.keys.job(watch.job_id))
-            for watch, fields in zip(some, await pipe.execute(), strict=True):
+            found = await self._connections.run(*(("HGETALL", self._queue.keys.job(watch.job_id)) for watch in some))
+            for watch, fields in zip(some, map(as_map, found), strict=True):
                 watch.rung = False
                 if not fields.get(b"entry"):
                     watch.end(None)

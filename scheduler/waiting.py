@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from llmq.scheduler.calling import KeptConnections
+from llmq.scheduler.calling import KeptConnections, as_map
 from llmq.scheduler.cipher import deltas_of
 from llmq.scheduler.errors import EncodingError, KeyMissing, LLMQError
 from llmq.scheduler.inbox import decode_deltas
@@ -148,18 +148,14 @@ class Listener:
     async def _read_from(self, last: bytes) -> list[tuple[bytes, Mapping[bytes, bytes]]]:
         """Return the entries after `last`; none where none came in a while."""
         block = round(BLOCK_S * 1000)
-        if not self._connections.one_is_free:
-            reply = await cast(Any, self._reader).xread({self._inbox: last}, count=READ_COUNT, block=block)
-            return list(reply[0][1]) if reply else []
-        command = "XREAD", "COUNT", READ_COUNT, "BLOCK", block, "STREAMS", self._inbox, last
-        (reply,) = await self._connections.exchange([command])
-        if isinstance(reply, Exception):
-            raise reply
+        (reply,) = await self._connections.run(
+            ("XREAD", "COUNT", READ_COUNT, "BLOCK", block, "STREAMS", self._inbox, last)
+        )
         if not reply:
             return []
         # The one stream: a pair in a list, or with RESP3 in a map.
         entries = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]
-        return [(entry, dict(zip(flat[::2], flat[1::2], strict=True))) for entry, flat in entries]
+        return [(entry, as_map(fields)) for entry, fields in entries]
 
     async def _resume_from(self, last: bytes) -> bytes:
         """After a break: a Redis that came back empty, or another one, may count from an earlier time."""

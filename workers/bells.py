@@ -14,6 +14,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from llmq.scheduler.calling import KeptConnections
 from llmq.scheduler.keys import QueueKeys
 from llmq.workers.allowance import Allowance
 from llmq.workers.contact import Contact
@@ -46,7 +47,7 @@ class Bells:
         on_ring: Callable[[], None],
         on_command: Callable[[str], None],
     ) -> None:
-        self._ear: Any = ear
+        self._ear = KeptConnections(ear)
         self._redis: Any = redis
         self._control = keys.control(worker_id)
         self._bells = {True: keys.bell("i"), False: keys.bell("b")}
@@ -63,7 +64,7 @@ class Bells:
             heard, began = self._wanted(), time.monotonic()
             try:
                 self._heard = set(heard)
-                reply = await self._ear.blpop(heard, timeout=LISTEN_S * (1 + random.random() / 10))
+                (reply,) = await self._ear.run(("BLPOP", *heard, LISTEN_S * (1 + random.random() / 10)))
                 self._heard = None
                 self._contact.seen(began)
                 if reply is not None:

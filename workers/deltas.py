@@ -71,7 +71,7 @@ class DeltaSender:
         # By client, and by the key that its requests are encrypted with.
         self._gathered: dict[tuple[str, str], list[Delta]] = defaultdict(list)
         self._flush: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
+        self._go: asyncio.Future[None] | None = None
         self._closing = False
 
     def outlet(self, lease: Lease) -> Callable[[str, bytes], None] | None:
@@ -108,7 +108,7 @@ class DeltaSender:
                 # fill meanwhile are no reason to wait.
                 for _ in range(2):
                     if self._flush is not None:
-                        self._hurry.set()
+                        self._hurry()
                         await asyncio.wait([self._flush])
         except TimeoutError:
             pass  # the job's record holds the whole answer
@@ -123,7 +123,7 @@ class DeltaSender:
         """Send what is gathered, once."""
         self._closing = True
         while self._flush is not None:
-            self._hurry.set()
+            self._hurry()
             await asyncio.wait([self._flush])
 
     async def _begin(self, out: _Outgoing) -> None:
@@ -150,15 +150,23 @@ class DeltaSender:
     def _gather(self, addressee: tuple[str, str], delta: Delta) -> None:
         self._gathered[addressee].append(delta)
         if self._flush is None:
-            self._flush = asyncio.create_task(self._send_gathered())
+            self._begin_to_gather()
 
-    async def _send_gathered(self) -> None:
+    def _begin_to_gather(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._go = loop.create_future()
+        self._flush = loop.create_task(self._send_gathered(self._go, loop.call_later(GATHER_S, self._hurry)))
+
+    def _hurry(self) -> None:
+        """Send now what is gathered."""
+        if self._go is not None and not self._go.done():
+            self._go.set_result(None)
+
+    async def _send_gathered(self, go: asyncio.Future[None], timer: asyncio.TimerHandle) -> None:
         try:
-            async with asyncio.timeout(GATHER_S):
-                await self._hurry.wait()
-        except TimeoutError:
-            pass
-        self._hurry.clear()
+            await go
+        finally:
+            timer.cancel()
         gathered, self._gathered = self._gathered, defaultdict(list)
         try:
             calls = [
@@ -176,7 +184,7 @@ class DeltaSender:
         finally:
             self._flush = None
         if self._gathered:
-            self._flush = asyncio.create_task(self._send_gathered())
+            self._begin_to_gather()
 
     def _keep(self, unsent: dict[tuple[str, str], list[Delta]]) -> None:
         """Put what Redis did not take before what came meanwhile; too much is given up, for the job's record has it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -10,10 +11,12 @@ import pytest
 from redis import exceptions
 from redis.asyncio import Redis
 
-from llmq.scheduler import scripts
-from llmq.scheduler.calling import MOST_KEPT, ScriptCalls
-from llmq.scheduler.connection import connect
+from llmq.scheduler import kept_connection, scripts
+from llmq.scheduler.calling import MOST_KEPT, KeptConnections, ScriptCalls, as_map
+from llmq.scheduler.connection import PrimaryDemoted, connect
 from llmq.scheduler.keys import QueueKeys
+from tests.conftest import OwnServer
+from tests.redis.serving import until
 from tests.reply_eater import ReplyEater
 
 KEYS = QueueKeys("calling")
@@ -100,3 +103,102 @@ async def test_a_connection_that_was_cut_is_made_anew(redis_url: str) -> None:
             await calls.run(echo("lost"))
         assert (1, "after") == (eater.swallowed, await calls.run(echo("after")))
         await client.aclose()
+
+
+async def test_a_connection_that_was_lost_while_idle_costs_no_call(client: Redis) -> None:
+    """F-084: nothing is on its way on it, so another is taken, and the caller hears of nothing."""
+    calls = ScriptCalls(client)
+    await calls.run(echo("before"))
+    (kept,) = calls._connections._kept
+    async with connect(client_url(client)) as other:
+        await cast(Any, other).client_kill_filter(_type="normal", skipme=True)
+    await until(lambda: kept.lost)
+    assert "after" == await calls.run(echo("after"))
+
+
+async def test_a_reply_is_waited_for_as_long_as_the_client_says(redis_url: str) -> None:
+    """F-031: then the connection is closed, and a reply that comes late is nobody's."""
+    async with ReplyEater(redis_url) as eater:
+        client = connect(eater.url, timeout_s=0.3)
+        calls = ScriptCalls(client)
+        for word in ("one", "two"):  # the second one after the timer of the first has gone off in vain
+            await calls.run(echo(word))
+            await asyncio.sleep(0.2)
+        eater.swallow_reply_to("late")
+        began = time.monotonic()
+        with pytest.raises(exceptions.TimeoutError):
+            await calls.run(echo("late"))
+        assert 0.3 <= time.monotonic() - began < 2
+        assert "after" == await calls.run(echo("after"))
+        await client.aclose()
+
+
+async def test_a_connection_that_was_idle_is_tried_first(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F-084: what may have vanished in silence is asked a PING, and what is sent after it has not been sent before."""
+    monkeypatch.setattr(kept_connection, "HEALTH_CHECK_S", 0.0)
+    async with ReplyEater(redis_url) as eater:
+        client = connect(eater.url, timeout_s=0.3)
+        calls = ScriptCalls(client)
+        await calls.run(echo("before"))
+        assert "fine" == await calls.run(echo("fine"))
+        eater.swallow_reply_to("PING")
+        eater.ate.clear()
+        with pytest.raises(exceptions.TimeoutError):
+            await calls.run(echo("never"))
+        assert eater.ate.is_set()
+        assert "after" == await calls.run(echo("after"))
+        await client.aclose()
+
+
+async def test_a_primary_that_became_a_replica_is_left(own_server: OwnServer) -> None:
+    """F-087: the connection is closed with its refusal; the next one may lead to the new primary."""
+    server = own_server()
+    client, admin = connect(server.url), connect(server.url)
+    connections = KeptConnections(client)
+    await connections.exchange([("SET", "key", "1", "PX", 60_000)])
+    (kept,) = connections._kept
+    await cast(Any, admin).execute_command("REPLICAOF", "127.0.0.1", "1")
+    with pytest.raises(PrimaryDemoted):
+        await connections.exchange([("PING",), ("SET", "key", "2", "PX", 60_000)])
+    assert kept.lost
+    await cast(Any, admin).execute_command("REPLICAOF", "NO", "ONE")
+    assert [b"OK"] == await connections.exchange([("SET", "key", "3", "PX", 60_000)])
+    await admin.aclose()
+    await client.aclose()
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_a_command_reads_the_same_whoever_sends_it(redis_url: str, protocol: int) -> None:
+    """Over a kept connection, and the client's own way where none is free; in both protocols."""
+    async with connect(f"{redis_url}?protocol={protocol}", max_connections=2) as client:
+        connections = KeptConnections(client)
+        key = KEYS.job("one")
+        told: Any = await connections.run(("HSET", key, "a", "1", "b", "2"), ("PEXPIRE", key, 60_000))
+        kept = await connections.run(("HGETALL", key), ("HMGET", key, "b", "c"))
+        connections._kept, left = [], connections._kept
+        connections._left = 0
+        own = await connections.run(("HGETALL", key), ("HMGET", key, "b", "c"))
+        (alone,) = await connections.run(("HGETALL", key))
+        for found, values in (kept, own):
+            assert ({b"a": b"1", b"b": b"2"}, [b"2", None]) == (as_map(found), values)
+        assert (as_map(alone), [2, 1]) == (as_map(kept[0]), told)
+        connections._kept = left
+        with pytest.raises(exceptions.ResponseError):
+            await connections.run(("HGETALL", key), ("XLEN", key))
+
+
+async def test_a_client_closes_what_is_kept(client: Redis) -> None:
+    """At once: redis-py waits for its own protocol to hear of the end."""
+    calls = ScriptCalls(client)
+    await calls.run(echo("one"))
+    (kept,) = calls._connections._kept
+    began = time.monotonic()
+    await client.aclose()
+    assert time.monotonic() - began < 1
+    assert kept.lost
+
+
+def client_url(client: Redis) -> str:
+    """Return where a client leads."""
+    where = client.connection_pool.connection_kwargs
+    return f"redis://{where['host']}:{where['port']}/0"
