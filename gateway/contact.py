@@ -11,8 +11,6 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from llmq.scheduler.tasks import end_tasks
-
 T = TypeVar("T")
 
 #: A Redis that has said nothing to anybody for so long is away.
@@ -36,17 +34,24 @@ class Contact:
 
         Raises TimeoutError where Redis is silent.
         """
-        task, began = asyncio.ensure_future(work), time.monotonic() + size / BYTES_PER_SECOND
-        try:
-            while (left := self._deadline(began) - time.monotonic()) > 0:
-                done, _ = await asyncio.wait({task}, timeout=left)
-                if done:
-                    result = task.result()
-                    self._heard_at = time.monotonic()
-                    return result
-        finally:
-            await end_tasks(task)
-        raise TimeoutError
+        loop, began = asyncio.get_running_loop(), time.monotonic() + size / BYTES_PER_SECOND
+        timer: asyncio.TimerHandle
+        async with asyncio.timeout(None) as limit:
+
+            def look() -> None:
+                nonlocal timer
+                if (left := self._deadline(began) - time.monotonic()) > 0:  # others have been answered meanwhile
+                    timer = loop.call_later(left, look)
+                else:
+                    limit.reschedule(loop.time())
+
+            timer = loop.call_later(max(0.0, self._deadline(began) - time.monotonic()), look)
+            try:
+                result = await work
+            finally:
+                timer.cancel()
+        self._heard_at = time.monotonic()
+        return result
 
     def _deadline(self, began: float) -> float:
         return min(max(began, self._heard_at) + SILENCE_S, began + LONGEST_S)
