@@ -86,6 +86,15 @@ class Desk:
                         return
                 await asyncio.sleep(0.01)
 
+    async def sealed(self, batch_id: str, lines: int) -> None:
+        """Wait until a batch is whole in Redis."""
+        await self.queued(batch_id, lines)
+        async with asyncio.timeout(20):
+            while True:
+                if (await self.batches.show(batch_id)).sealed:
+                    return
+                await asyncio.sleep(0.01)
+
     async def ended(self, batch_id: str) -> dict[str, Any]:
         """Wait for the end of a batch, and return it."""
         async with asyncio.timeout(20):

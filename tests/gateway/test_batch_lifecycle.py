@@ -74,7 +74,7 @@ class TestCancel:
         """Too late: all lines have ended, and the batch completes."""
         async with desk.led():
             batch_id = await desk.create(3)
-            await desk.queued(batch_id, 3)
+            await desk.sealed(batch_id, 3)
         await desk.worker.serve_all()
         assert "finalizing" == await desk.status(batch_id)
         with pytest.raises(ApiError, match="'finalizing'") as refused:
@@ -113,7 +113,7 @@ class TestWindow:
         """Lines that did not start are `batch_expired`, those that ran end as they end (G16)."""
         async with desk.led():
             batch_id = await desk.create(10, window=60)
-            await desk.queued(batch_id, 10)
+            await desk.sealed(batch_id, 10)
             await desk.worker.serve(2)
             running = await desk.worker.claim(1)
             await desk.set_clock(61)
