@@ -81,14 +81,14 @@ class KeptConnections:
             raise
 
     async def _take(self) -> KeptConnection:
-        while self._kept:
-            kept = self._kept.pop()
-            if kept.lost:
-                await self._give_back(kept)
-                continue
-            if kept.doubtful:
-                await self._ask(kept, [("PING",)])
-            return kept
+        while self._kept and self._kept[-1].lost:
+            await self._give_back(self._kept.pop())
+        kept = self._kept.pop() if self._kept else await self._take_over()
+        if kept.doubtful:
+            await self._ask(kept, [("PING",)])
+        return kept
+
+    async def _take_over(self) -> KeptConnection:
         self._left -= 1
         try:
             return KeptConnection(
@@ -100,9 +100,11 @@ class KeptConnections:
 
     async def _give_back(self, kept: KeptConnection) -> None:
         """Let the pool have a connection that can be used no more."""
-        await kept.connection.disconnect(nowait=True)
-        self._left += 1
-        await self._client.connection_pool.release(kept.connection)
+        try:
+            await kept.connection.disconnect(nowait=True)
+            await self._client.connection_pool.release(kept.connection)
+        finally:
+            self._left += 1  # only now: who comes meanwhile may not take its place
 
 
 def as_map(reply: Any) -> dict[Any, Any]:
@@ -118,13 +120,14 @@ class ScriptCalls:
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
-        self._connections = KeptConnections(client)
+        self.connections = KeptConnections(client)
+        """The connections that it keeps, for others who call much over the same client."""
 
     async def run(self, call: Call[T]) -> T:
         """Make one call; as `scripts.run`."""
-        if not self._connections.one_is_free:
+        if not self.connections.one_is_free:
             return await scripts.run(self._client, call)
-        (reply,) = await self._connections.exchange([_command(call)])
+        (reply,) = await self.connections.exchange([_command(call)])
         if isinstance(reply, NoScriptError):
             return await scripts.run(self._client, call)
         if isinstance(reply, Exception):
@@ -135,9 +138,9 @@ class ScriptCalls:
         """Make several calls in one trip; as `scripts.run_all`."""
         if len(calls) == 1:
             return [await self.run(calls[0])]
-        if not self._connections.one_is_free:
+        if not self.connections.one_is_free:
             return await scripts.run_all(self._client, calls)
-        replies = await self._connections.exchange([_command(call) for call in calls])
+        replies = await self.connections.exchange([_command(call) for call in calls])
         for position, (call, reply) in enumerate(zip(calls, replies, strict=True)):
             if isinstance(reply, NoScriptError):  # it did not run: sending it again is safe
                 replies[position] = await self._load(call)

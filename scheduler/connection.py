@@ -273,15 +273,37 @@ class SendsAtOnce:
         return not transport.is_closing() and transport.get_write_buffer_size() == 0
 
 
-class _Connection(_PacksInC, _ClosesWhenDemoted, SendsAtOnce, redis.asyncio.Connection):
+class _NoticesReset:
+    """A connection that knows, when it comes out of its pool, that it was reset there; the pool connects it anew then.
+
+    redis-py looks for the end of the stream only. What is written after a reset is lost, and uvloop's error of that is
+    none of a connection's: a worker would end.
+    """
+
+    async def can_read(self) -> bool:
+        self._check()
+        return await super().can_read()  # type: ignore[misc,no-any-return]
+
+    async def can_read_destructive(self) -> bool:  # what a pool asks before redis-py 8
+        self._check()
+        return await super().can_read_destructive()  # type: ignore[misc,no-any-return]
+
+    def _check(self) -> None:
+        if cast(Any, self)._writer.transport.is_closing():
+            raise ConnectionError("the connection was lost in the pool")
+
+
+class _Connection(_PacksInC, _ClosesWhenDemoted, _NoticesReset, SendsAtOnce, redis.asyncio.Connection):
     pass
 
 
-class _TLSConnection(_PacksInC, _ClosesWhenDemoted, SendsAtOnce, redis.asyncio.SSLConnection):
+class _TLSConnection(_PacksInC, _ClosesWhenDemoted, _NoticesReset, SendsAtOnce, redis.asyncio.SSLConnection):
     pass
 
 
-class _SocketConnection(_PacksInC, _ClosesWhenDemoted, SendsAtOnce, redis.asyncio.UnixDomainSocketConnection):
+class _SocketConnection(
+    _PacksInC, _ClosesWhenDemoted, _NoticesReset, SendsAtOnce, redis.asyncio.UnixDomainSocketConnection
+):
     pass
 
 

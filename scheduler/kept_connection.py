@@ -43,7 +43,8 @@ class KeptConnection(asyncio.Protocol):
         self._waiter: asyncio.Future[list[Any]] | None = None
         self._replies: list[Any] = []
         self._wanted = 0
-        self._asked_at = self._loop.time()
+        # It may have lain in the pool for long; redis-py knows when it was last of use.
+        self._asked_at: float = connection.next_health_check - connection.health_check_interval
         self._timer: asyncio.TimerHandle | None = None
         self._transport.set_protocol(self)
 

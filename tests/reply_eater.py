@@ -7,6 +7,8 @@ nothing of what it passes on; a command is known by a word in it.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from types import TracebackType
 from urllib.parse import urlsplit
 
@@ -19,6 +21,7 @@ class ReplyEater:
         self._upstream = (parts.hostname or "127.0.0.1", parts.port or 6379)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._clients: set[asyncio.StreamWriter] = set()
         self._word: bytes | None = None
         self._cut = False
         self.swallowed = 0
@@ -49,10 +52,18 @@ class ReplyEater:
         """Let the reply to the next command with this word in it disappear; `cut` closes its connection too."""
         self._word, self._cut = word.encode(), cut
 
+    def reset(self) -> None:
+        """Reset all connections, as a host does that knows nothing of them any more."""
+        for writer in self._clients:
+            at_once = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+            writer.transport.abort()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self._clients.add(writer)
         upstream_reader, upstream_writer = await asyncio.open_connection(*self._upstream)
         hungry = asyncio.Event()
         pumps = [
@@ -67,6 +78,7 @@ class ReplyEater:
             for end in (writer, upstream_writer):
                 end.close()
             self._tasks.discard(task)
+            self._clients.discard(writer)
 
     async def _requests(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, hungry: asyncio.Event) -> None:
         while data := await source.read(65536):

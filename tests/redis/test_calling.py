@@ -109,11 +109,60 @@ async def test_a_connection_that_was_lost_while_idle_costs_no_call(client: Redis
     """F-084: nothing is on its way on it, so another is taken, and the caller hears of nothing."""
     calls = ScriptCalls(client)
     await calls.run(echo("before"))
-    (kept,) = calls._connections._kept
+    (kept,) = calls.connections._kept
     async with connect(client_url(client)) as other:
         await cast(Any, other).client_kill_filter(_type="normal", skipme=True)
     await until(lambda: kept.lost)
     assert "after" == await calls.run(echo("after"))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_connection_that_was_reset_in_the_pool_costs_no_command(redis_url: str, kept: bool) -> None:
+    """F-084: a reset is no end of the stream for redis-py, and uvloop answers a write to it with a RuntimeError."""
+    async with ReplyEater(redis_url) as eater:
+        client: Any = connect(eater.url, timeout_s=1)
+        assert await client.ping()
+        (connection,) = client.connection_pool._available_connections
+        eater.reset()
+        await until(connection._writer.transport.is_closing)
+        if kept:
+            assert [b"PONG"] == await KeptConnections(client).exchange([("PING",)])
+        else:
+            assert await client.ping()
+        await client.aclose()
+
+
+async def test_a_connection_that_was_idle_in_the_pool_is_tried_first(redis_url: str) -> None:
+    """F-084: the time that it lay there counts."""
+    async with ReplyEater(redis_url) as eater:
+        client: Any = connect(eater.url, timeout_s=0.3)
+        await client.ping()
+        (connection,) = client.connection_pool._available_connections
+        connection.next_health_check = asyncio.get_running_loop().time() - 1
+        connections = KeptConnections(client)
+        eater.swallow_reply_to("PING")
+        with pytest.raises(exceptions.TimeoutError):
+            await connections.exchange([("ECHO", "never")])
+        assert [b"after"] == await connections.exchange([("ECHO", "after")])
+        await client.aclose()
+
+
+async def test_no_more_are_kept_where_a_lost_one_goes_back_slowly(client: Redis) -> None:
+    """Another call may not take its place twice."""
+    connections, pool = KeptConnections(client), cast(Any, client.connection_pool)
+    pings = [connections.exchange([("PING",)]) for _ in range(MOST_KEPT)]
+    await asyncio.gather(*pings)
+    kept = list(connections._kept)
+    for one in kept:
+        one._transport.abort()
+    await until(lambda: all(one.lost for one in kept))
+    async with pool._condition:  # held by somebody who takes a connection
+        calls = [asyncio.create_task(connections.run(("PING",))) for _ in range(2 * MOST_KEPT)]
+        await asyncio.sleep(0.05)
+    await asyncio.gather(*calls)
+    assert 0 <= connections._left
+    assert MOST_KEPT == connections._left + len(connections._kept)
+    assert len(connections._kept) == len(pool._in_use_connections)
 
 
 async def test_a_reply_is_waited_for_as_long_as_the_client_says(redis_url: str) -> None:
@@ -191,7 +240,7 @@ async def test_a_client_closes_what_is_kept(client: Redis) -> None:
     """At once: redis-py waits for its own protocol to hear of the end."""
     calls = ScriptCalls(client)
     await calls.run(echo("one"))
-    (kept,) = calls._connections._kept
+    (kept,) = calls.connections._kept
     began = time.monotonic()
     await client.aclose()
     assert time.monotonic() - began < 1
