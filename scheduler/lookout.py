@@ -56,7 +56,8 @@ class Lookout:
 
     def __init__(self, queue: Queue, watches: weakref.WeakValueDictionary[str, Watch]) -> None:
         self._queue = queue
-        self._connections = KeptConnections(queue.redis)
+        # A client of many queues has one lookout for each: connections of their own would use up its pool.
+        self._connections = queue.calls.connections if queue.calls else KeptConnections(queue.redis)
         self._watches = watches
         self._rung: list[Watch] = []
         self._wake = asyncio.Event()

@@ -60,7 +60,7 @@ class CancelResult(StrEnum):
 class Queue:
     """One queue. `max_body_bytes` bounds a job as it is encoded; `keyring` encrypts what holds prompts or answers.
 
-    `calls` is how a client that submits much submits.
+    `calls` is how a client that submits much submits, and how it looks at its jobs.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Queue:
         keyring: Keyring = NO_KEYS,
     ) -> None:
         self.redis = redis
-        self._calls = calls
+        self.calls = calls
         self.name = check_queue(name)
         self.keys = QueueKeys(name)
         self.cipher = Cipher(keyring, name)
@@ -147,7 +147,7 @@ class Queue:
         """Make the call of a submission, and once more where its reply did not come."""
         await self.agree_on_key()
         try:
-            return await (self._calls.run(call) if self._calls else scripts.run(self.redis, call))
+            return await (self.calls.run(call) if self.calls else scripts.run(self.redis, call))
         except (RedisConnectionError, RedisTimeoutError):
             return await scripts.run(self.redis, call)
 

@@ -14,7 +14,7 @@ import math
 import time
 import weakref
 from collections.abc import Coroutine, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from redis.asyncio import Redis
 
@@ -47,7 +47,6 @@ class Listener:
 
     def __init__(self, queue: Queue, reader: Redis, client_id: str) -> None:
         self.queue = queue
-        self._reader = reader
         self._connections = KeptConnections(reader)
         self._inbox = queue.keys.inbox(client_id)
         self._deltas_of = deltas_of(client_id)
@@ -159,7 +158,8 @@ class Listener:
 
     async def _resume_from(self, last: bytes) -> bytes:
         """After a break: a Redis that came back empty, or another one, may count from an earlier time."""
-        newest = await cast(Any, self._reader).xrevrange(self._inbox, count=1)
+        # On the connection that is kept: the reader has no other.
+        (newest,) = await self._connections.run(("XREVRANGE", self._inbox, "+", "-", "COUNT", 1))
         return last if newest and _order(newest[0][0]) >= _order(last) else b"0-0"
 
     def _hear(self, fields: Mapping[bytes, bytes], told: set[Watch]) -> None:

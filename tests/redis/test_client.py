@@ -14,6 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 from llmq import AsyncClient, AsyncJobHandle, CancelResult, JobState
+from llmq.scheduler import client as scheduler_client
 from llmq.scheduler import lookout, scripts
 from llmq.scheduler.batch_record import BatchStatus
 from llmq.scheduler.batches import Batches
@@ -476,6 +477,38 @@ class TestConnections:
             await ChatWorker(redis).answer()
             await redis.aclose()
             assert list(HELLO) == await stream
+
+    async def test_a_primary_that_was_a_replica_for_a_moment_is_listened_to(self, own_server: OwnServer) -> None:
+        """It refuses the read that blocks (UNBLOCKED) and closes; the one connection of the reader is used again."""
+        server = own_server()
+        redis: Any = connect(server.url)
+        async with AsyncClient(server.url) as client:
+            job = await client.submit(BODY)
+            await ChatWorker(redis).answer()
+            await job.result(timeout=5)
+            await asyncio.sleep(0.1)  # it reads again
+            await redis.execute_command("REPLICAOF", "127.0.0.1", "1")
+            await redis.execute_command("REPLICAOF", "NO", "ONE")
+            stream = asyncio.create_task(texts(await client.submit(BODY)))
+            await ChatWorker(redis).answer()
+            assert list(HELLO) == await stream
+        await redis.aclose()
+
+    @pytest.mark.leaves("llmq:{queue-*}:*")
+    async def test_many_queues_leave_connections_for_other_commands(
+        self, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each queue that is waited in keeps none of its own: they would be all that the client may have."""
+        monkeypatch.setattr(scheduler_client, "MAX_CONNECTIONS", 8)
+        async with AsyncClient(redis_url) as client:
+            names = [f"queue-{number}" for number in range(12)]
+            jobs = [await client.submit(BODY, queue=name) for name in names]
+            waits = [asyncio.create_task(job.result()) for job in jobs]
+            async with asyncio.timeout(10):
+                await asyncio.sleep(2 * lookout.LOOK_AGAIN_S)
+                assert names == [(await client.status(queue=name)).queue for name in names]
+        with pytest.raises(LLMQError, match="was closed"):
+            await asyncio.gather(*waits)
 
     async def test_without_a_url_it_is_the_embedded_server(self) -> None:
         """Started by the first call, shared by all clients of this user."""
