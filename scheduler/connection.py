@@ -273,11 +273,11 @@ class SendsAtOnce:
         return not transport.is_closing() and transport.get_write_buffer_size() == 0
 
 
-class _NoticesReset:
-    """A connection that knows, when it comes out of its pool, that it was reset there; the pool connects it anew then.
+class _NoticesItsEnd:
+    """A connection that knows, when it comes out of its pool, that it ended there; the pool connects it anew then.
 
-    redis-py looks for the end of the stream only. What is written after a reset is lost, and uvloop's error of that is
-    none of a connection's: a worker would end.
+    redis-py does not see a reset, and with RESP3 takes the end of the stream for a message. What is written then is
+    lost, and uvloop's error of that is none of a connection's: a worker would end.
     """
 
     async def can_read(self) -> bool:
@@ -289,20 +289,21 @@ class _NoticesReset:
         return await super().can_read_destructive()  # type: ignore[misc,no-any-return]
 
     def _check(self) -> None:
-        if cast(Any, self)._writer.transport.is_closing():
+        connection = cast(Any, self)
+        if connection._writer.transport.is_closing() or connection._reader.at_eof():
             raise ConnectionError("the connection was lost in the pool")
 
 
-class _Connection(_PacksInC, _ClosesWhenDemoted, _NoticesReset, SendsAtOnce, redis.asyncio.Connection):
+class _Connection(_PacksInC, _ClosesWhenDemoted, _NoticesItsEnd, SendsAtOnce, redis.asyncio.Connection):
     pass
 
 
-class _TLSConnection(_PacksInC, _ClosesWhenDemoted, _NoticesReset, SendsAtOnce, redis.asyncio.SSLConnection):
+class _TLSConnection(_PacksInC, _ClosesWhenDemoted, _NoticesItsEnd, SendsAtOnce, redis.asyncio.SSLConnection):
     pass
 
 
 class _SocketConnection(
-    _PacksInC, _ClosesWhenDemoted, _NoticesReset, SendsAtOnce, redis.asyncio.UnixDomainSocketConnection
+    _PacksInC, _ClosesWhenDemoted, _NoticesItsEnd, SendsAtOnce, redis.asyncio.UnixDomainSocketConnection
 ):
     pass
 

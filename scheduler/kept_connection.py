@@ -82,6 +82,10 @@ class KeptConnection(asyncio.Protocol):
         except exceptions.InvalidResponse as error:
             self._fail(error)
 
+    def resume_writing(self) -> None:
+        """A large command has been sent: from now on its reply is waited for."""
+        self._asked_at = self._loop.time()
+
     def eof_received(self) -> None:
         """The server has closed it."""
         self._fail(exceptions.ConnectionError("the server closed the connection"))

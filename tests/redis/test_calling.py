@@ -132,6 +132,25 @@ async def test_a_connection_that_was_reset_in_the_pool_costs_no_command(redis_ur
         await client.aclose()
 
 
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_connection_that_was_closed_in_the_pool_costs_no_command(
+    redis_url: str, kept: bool, protocol: int
+) -> None:
+    """F-084: with RESP3, redis-py's pool gives it out all the same; a reply would be waited for in vain."""
+    client: Any = connect(f"{redis_url}?protocol={protocol}", timeout_s=1)
+    assert await client.ping()
+    (connection,) = client.connection_pool._available_connections
+    async with connect(redis_url) as other:
+        await cast(Any, other).client_kill_filter(_type="normal", skipme=True)
+    await until(connection._reader.at_eof)
+    if kept:
+        assert [b"PONG"] == await KeptConnections(client).exchange([("PING",)])
+    else:
+        assert await client.ping()
+    await client.aclose()
+
+
 async def test_a_connection_that_was_idle_in_the_pool_is_tried_first(redis_url: str) -> None:
     """F-084: the time that it lay there counts."""
     async with ReplyEater(redis_url) as eater:
@@ -145,6 +164,28 @@ async def test_a_connection_that_was_idle_in_the_pool_is_tried_first(redis_url: 
             await connections.exchange([("ECHO", "never")])
         assert [b"after"] == await connections.exchange([("ECHO", "after")])
         await client.aclose()
+
+
+async def test_the_time_to_send_a_large_command_is_not_that_of_its_reply() -> None:
+    """As in redis-py: each may take as long as the client says."""
+    size, pause = 16 * 2**20, 0.6
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(2**10):
+            if b"LARGE" in data:
+                await asyncio.sleep(pause)
+                left = size - len(data)
+                while left > 0:
+                    left -= len(await reader.read(2**20))
+                await asyncio.sleep(pause)
+            writer.write(b"+PONG\r\n" if b"PING" in data else b"+OK\r\n" * (1 + data.count(b"\r\n*")))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = connect(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", timeout_s=1.0)
+    assert [b"OK"] == await KeptConnections(client).exchange([("LARGE", bytes(size))])
+    await client.aclose()
+    server.close()
 
 
 async def test_no_more_are_kept_where_a_lost_one_goes_back_slowly(client: Redis) -> None:
