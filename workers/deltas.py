@@ -70,7 +70,7 @@ class DeltaSender:
         self._outgoing: dict[Fence, _Outgoing] = {}
         # By client, and by the key that its requests are encrypted with.
         self._gathered: dict[tuple[str, str], list[Delta]] = defaultdict(list)
-        self._flush: asyncio.Task[None] | None = None
+        self._flush: asyncio.Task[bool] | None = None
         self._go: asyncio.Future[None] | None = None
         self._closing = False
 
@@ -105,11 +105,12 @@ class DeltaSender:
                     out.first = out.first or asyncio.create_task(self._begin(out))
                     await asyncio.wait([out.first])
                 # The last delta is in the parcel that is under way or in the one after it; those that other attempts
-                # fill meanwhile are no reason to wait.
-                for _ in range(2):
-                    if self._flush is not None:
-                        self._hurry()
-                        await asyncio.wait([self._flush])
+                # fill meanwhile are no reason to wait. A parcel that Redis did not take is in the one after it, too.
+                parcels = 2
+                while parcels and (flush := self._flush) is not None:
+                    self._hurry()
+                    await asyncio.wait([flush])
+                    parcels -= _is_over(flush)
         except TimeoutError:
             pass  # the job's record holds the whole answer
 
@@ -162,12 +163,14 @@ class DeltaSender:
         if self._go is not None and not self._go.done():
             self._go.set_result(None)
 
-    async def _send_gathered(self, go: asyncio.Future[None], timer: asyncio.TimerHandle) -> None:
+    async def _send_gathered(self, go: asyncio.Future[None], timer: asyncio.TimerHandle) -> bool:
+        """Send what is gathered with `go`; return whether Redis did not take it, so that it is to be sent again."""
         try:
             await go
         finally:
             timer.cancel()
         gathered, self._gathered = self._gathered, defaultdict(list)
+        again = False
         try:
             calls = [
                 scripts.tell(self._keys, inbox=self._keys.inbox(addressee[0]), data=self._encode(addressee, deltas))
@@ -178,6 +181,7 @@ class DeltaSender:
             pass  # Redis is full: the job's record will hold the whole answer
         except OUT_OF_REACH:
             # Whether they arrived is not known: the client knows each by its place, and takes none twice.
+            again = True
             self._keep(gathered)
             if not self._closing:
                 await asyncio.sleep(RETRY_S)
@@ -185,6 +189,7 @@ class DeltaSender:
             self._flush = None
         if self._gathered:
             self._begin_to_gather()
+        return again
 
     def _keep(self, unsent: dict[tuple[str, str], list[Delta]]) -> None:
         """Put what Redis did not take before what came meanwhile; too much is given up, for the job's record has it."""
@@ -196,3 +201,8 @@ class DeltaSender:
     def _encode(self, addressee: tuple[str, str], deltas: list[Delta]) -> bytes:
         client, key_id = addressee
         return self._cipher.encrypt(encode_deltas(deltas), deltas_of(client), key_id)
+
+
+def _is_over(flush: asyncio.Task[bool]) -> bool:
+    """Whether what was to be sent is not sent again: it was taken, or it cannot be sent."""
+    return flush.cancelled() or flush.exception() is not None or not flush.result()
