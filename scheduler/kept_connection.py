@@ -59,6 +59,8 @@ class KeptConnection(asyncio.Protocol):
         It fails with an error of the connection, or of a server that is none to talk to; then, and where it is
         cancelled, the connection is `lost`.
         """
+        pack = self.connection.pack_command
+        parts = [part for command in commands for part in pack(*command)]
         waiter = self._waiter = self._loop.create_future()
         if self.lost:
             waiter.set_exception(exceptions.ConnectionError("the connection was lost"))
@@ -66,8 +68,7 @@ class KeptConnection(asyncio.Protocol):
         self._replies, self._wanted, self._asked_at = [], len(commands), self._loop.time()
         if self._timer is None and self._timeout is not None:
             self._timer = self._loop.call_later(self._timeout, self._look)
-        pack = self.connection.pack_command
-        self._transport.writelines([part for command in commands for part in pack(*command)])
+        self._transport.writelines(parts)
         return waiter
 
     # --- what the loop calls ------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -238,6 +239,18 @@ async def test_a_connection_that_was_idle_is_tried_first(redis_url: str, monkeyp
         assert eater.ate.is_set()
         assert "after" == await calls.run(echo("after"))
         await client.aclose()
+
+
+async def test_what_cannot_be_packed_is_not_sent_and_leaves_nothing_behind(client: Redis) -> None:
+    """The caller gets the error, and asyncio has none to tell that nobody asked for."""
+    said: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
+    connections = KeptConnections(client)
+    with pytest.raises(exceptions.DataError):
+        await connections.run(("ECHO", None))
+    await asyncio.sleep(0.05)
+    gc.collect()
+    assert ([], [b"after"]) == (said, await connections.run(("ECHO", "after")))
 
 
 async def test_a_primary_that_became_a_replica_is_left(own_server: OwnServer) -> None:
