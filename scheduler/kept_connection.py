@@ -31,8 +31,7 @@ class KeptConnection(asyncio.Protocol):
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self.lost = False
-        """Whether it can be used no more."""
+        self._lost = False
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport = connection._writer.transport
         self._before = self._transport.get_protocol()
@@ -47,6 +46,11 @@ class KeptConnection(asyncio.Protocol):
         self._asked_at: float = connection.next_health_check - connection.health_check_interval
         self._timer: asyncio.TimerHandle | None = None
         self._transport.set_protocol(self)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it can be used no more; a transport that is being closed tells its protocol later."""
+        return self._lost or self._transport.is_closing()
 
     @property
     def doubtful(self) -> bool:
@@ -119,7 +123,7 @@ class KeptConnection(asyncio.Protocol):
             waiter.set_result(self._replies)
 
     def _fail(self, error: Exception) -> None:
-        self.lost = True
+        self._lost = True
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)

@@ -207,6 +207,15 @@ async def test_no_more_are_kept_where_a_lost_one_goes_back_slowly(client: Redis)
     assert len(connections._kept) == len(pool._in_use_connections)
 
 
+async def test_a_connection_that_is_being_closed_costs_no_call(client: Redis) -> None:
+    """F-084: asyncio says so in its next turn only; what is written till then is a TypeError from Python 3.12 on."""
+    calls = ScriptCalls(client)
+    await calls.run(echo("before"))
+    (kept,) = calls.connections._kept
+    kept._transport.abort()
+    assert "after" == await calls.run(echo("after"))
+
+
 async def test_a_reply_is_waited_for_as_long_as_the_client_says(redis_url: str) -> None:
     """F-031: then the connection is closed, and a reply that comes late is nobody's."""
     async with ReplyEater(redis_url) as eater:
