@@ -67,7 +67,7 @@ class KeptConnections:
         return bool(self._kept or self._left)
 
     async def exchange(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Send commands together and return their replies, errors of the server among them."""
+        """Send commands together (one at least) and return their replies, errors of the server among them."""
         kept = await self._take()
         replies = await self._ask(kept, commands)
         self._kept.append(kept)

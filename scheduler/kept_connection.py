@@ -22,9 +22,6 @@ from llmq.scheduler.route import told_apart
 
 _MORE: Final = object()
 
-#: What a server says by itself, in RESP3; nobody here has asked for any of it. (hiredis knows them since 3.2.)
-_PUSHED: tuple[type, ...] = (hiredis.PushNotification,) if hasattr(hiredis, "PushNotification") else ()
-
 
 class KeptConnection(asyncio.Protocol):
     """A connection of a client's pool that is up, and has nothing on its way. One exchange at a time."""
@@ -82,7 +79,8 @@ class KeptConnection(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not _MORE:
-                if not isinstance(reply, _PUSHED):
+                # What a server says by itself in RESP3 is no reply; nobody here has asked for any of it.
+                if not isinstance(reply, hiredis.PushNotification):
                     self._take(reply)
         except exceptions.InvalidResponse as error:
             self._fail(error)
