@@ -287,10 +287,12 @@ class TestExpiry:
     async def test_the_janitor_takes_batches_along(self, desk: Desk) -> None:
         """With the files, each time that it goes round."""
         failed = await desk.create(content=b"no request\n")
+        keeper = desk.part.keeper
         async with desk.led():
             await desk.ended(failed)
+            await until(lambda: not keeper._led)  # it is cleared away, and the janitor's first round is over
         await desk.set_clock(KEEP_INPUT_S)
-        desk.part.keeper._tidy_at = 0.0
+        keeper._tidy_at = 0.0
 
         async def is_gone() -> bool:
             return not (await desk.service.list_batches(desk.tenant, Listing(20)))["data"]
