@@ -39,6 +39,7 @@ from llmq.scheduler.lease import Answered, Ended, ErrorCode, HandedBack, Reason,
 from tests.chat_worker import HELLO, ChatWorker, chat
 from tests.conftest import OwnServer
 from tests.line_worker import LineWorker, good_but
+from tests.redis.serving import until
 from tests.reply_eater import ReplyEater
 
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
@@ -230,9 +231,10 @@ class TestStream:
 
     @pytest.mark.parametrize("key", [None, "order-9"])
     async def test_an_end_that_is_seen_before_the_last_pieces_waits_for_them(
-        self, client: AsyncClient, worker: ChatWorker, key: str | None
+        self, client: AsyncClient, worker: ChatWorker, key: str | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A look at the record may overtake the inbox: after a break, and after a long silence."""
+        monkeypatch.setattr(lookout, "CATCH_UP_S", 60.0)  # the pieces are sent after the look, however late
         job = await client.submit(BODY, key=key)
         lease = await worker.claim_one()
         await worker.begin(lease, "Hel")
@@ -241,9 +243,11 @@ class TestStream:
         await worker.end(replace(lease, reply_to="somebody else"))
         job._listener._lookout.look_at_all()
         following = asyncio.create_task(anext(stream))
-        await asyncio.wait([following], timeout=0.05)
+        await until(lambda: job._watch.seen_ended or following.done())
         await worker.go_on(lease, 1, "lo", " world")
-        assert ["lo", " world"] == [(await following).text, *[delta.text async for delta in stream]]
+        assert ["lo", " world"] == [(await following).text, (await anext(stream)).text]
+        job._listener._lookout.look_at_all()
+        assert [] == [delta.text async for delta in stream]
 
     async def test_leaving_early_changes_nothing(self, client: AsyncClient, worker: ChatWorker) -> None:
         """The job goes on, the result comes, and a second stream goes on where the first was left."""

@@ -259,9 +259,10 @@ class TestPool:
 
     async def test_a_pool_that_stays_used_up_is_an_error_that_says_so(self, redis_url: str) -> None:
         """Not "Redis cannot be reached": it can, and restarting it would not help."""
-        client = connect(redis_url, timeout_s=SHORT_S / 4, blocking_s=1.0, max_connections=1)
+        client = connect(redis_url, blocking_s=30.0, max_connections=1)
         client.connection_pool.timeout = SHORT_S / 2  # type: ignore[attr-defined]
-        blocked = asyncio.ensure_future(client.blpop(["bell"], timeout=1))
+        # It has the only connection till it is cancelled, however slowly that is made.
+        blocked = asyncio.ensure_future(client.blpop(["bell"], timeout=30))
         await asyncio.sleep(0)
         with (
             pytest.raises(RedisUnavailable, match="no free connection in this process's pool"),

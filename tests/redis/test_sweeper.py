@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any, cast
 
 import pytest
@@ -11,12 +9,15 @@ from redis.asyncio import Redis
 
 from llmq.scheduler.keys import QueueKeys
 from llmq.scheduler.lease import Lease, Outcome
-from llmq.workers import contact as contact_module
+from llmq.workers import sweeper as sweeper_module
 from llmq.workers.contact import Contact
 from llmq.workers.sweeper import FEW_LANES, Sweeper
 from tests.scripted_queue import ScriptedQueue
 
 KEYS = QueueKeys("q")
+
+#: Longer than any machine stands still; what `lapse` ages is older.
+LEASE_S = 30.0
 
 pytestmark = pytest.mark.leaves("llmq:{q}:*")
 
@@ -24,6 +25,25 @@ pytestmark = pytest.mark.leaves("llmq:{q}:*")
 def nobody(lease: Lease, outcome: Outcome) -> None:
     """End a job; none is ended here."""
     raise AssertionError(f"ended {lease}: {outcome}")
+
+
+class Clock:
+    """The clock of a worker, which goes on when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        """Return the time, as `time.monotonic` does."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The sweeper's clock."""
+    clock = Clock()
+    monkeypatch.setattr(sweeper_module, "time", clock)
+    return clock
 
 
 async def test_results_that_went_with_their_ttl_are_no_longer_counted(redis: Redis) -> None:
@@ -71,53 +91,51 @@ async def test_where_nothing_is_held_no_key_is_made(redis: Redis) -> None:
     assert 0 == await redis.exists(KEYS.held)
 
 
-async def test_a_clock_that_leaps_gives_no_job_away(queue: ScriptedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_clock_that_leaps_gives_no_job_away(queue: ScriptedQueue, clock: Clock) -> None:
     """G4: Redis' host slept, or its clock was set on: who runs a job has had no time to renew its lease."""
-    monkeypatch.setattr(contact_module, "LEAST_CONTACT_S", 0.0)
-    contact = Contact(1.0)
-    sweeper = Sweeper(queue.redis, queue.keys, "s", contact, lambda: 1.0, nobody)
+    contact = Contact(LEASE_S, clock.monotonic)
+    sweeper = Sweeper(queue.redis, queue.keys, "s", contact, lambda: LEASE_S, nobody)
     await queue.batch("B", 1)
     (lease,) = (await queue.claim()).leases
 
     async def sweep() -> int:
         """Sweep, and return how many jobs run."""
-        contact.seen(time.monotonic())
+        contact.seen(clock.now)
         await sweep_now(queue, sweeper)
         return await running(queue, lease)
 
-    await a_lease_of(contact)
+    a_lease_of(contact, clock)
     await queue.renew(lease)
     assert 1 == await sweep()
     await queue.pass_time(60_000)
     await queue.lapse(lease)
     assert 1 == await sweep()
-    await a_lease_of(contact)
+    a_lease_of(contact, clock)
     assert 0 == await sweep()
 
 
-async def test_a_sweep_that_lost_contact_is_made_up_for(queue: ScriptedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sweep_that_lost_contact_is_made_up_for(queue: ScriptedQueue, clock: Clock) -> None:
     """G5: of very many lanes all are visited once a minute; a visit that could reclaim nothing does not count."""
-    monkeypatch.setattr(contact_module, "LEAST_CONTACT_S", 0.0)
-    contact = Contact(1.0)
-    sweeper = Sweeper(queue.redis, queue.keys, "s", contact, lambda: 1.0, nobody)
+    contact = Contact(LEASE_S, clock.monotonic)
+    sweeper = Sweeper(queue.redis, queue.keys, "s", contact, lambda: LEASE_S, nobody)
     for tenant in range(FEW_LANES + 1):
         await queue.submit(f"j{tenant}", tenant=f"t{tenant}")
     (lease,) = (await queue.claim()).leases
     await queue.lapse(lease)
     contact.server("the one before")
-    await a_lease_of(contact)
+    a_lease_of(contact, clock)
     await sweep_now(queue, sweeper)
     assert 1 == await running(queue, lease)
-    await a_lease_of(contact)
+    a_lease_of(contact, clock)
     await sweep_now(queue, sweeper)
     assert 0 == await running(queue, lease)
 
 
-async def a_lease_of(contact: Contact) -> None:
+def a_lease_of(contact: Contact, clock: Clock) -> None:
     """See Redis until the contact is long enough."""
     while not contact.long_enough():
-        contact.seen(time.monotonic())
-        await asyncio.sleep(0.05)
+        contact.seen(clock.now)
+        clock.now += 1.0
 
 
 async def sweep_now(queue: ScriptedQueue, sweeper: Sweeper) -> None:

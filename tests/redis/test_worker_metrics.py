@@ -16,13 +16,14 @@ from llmq.scheduler.errors import UsageError
 from llmq.scheduler.inspect import read_status
 from llmq.scheduler.lease import HandedBack, Reason
 from llmq.scheduler.queue import Queue
+from llmq.workers import keeper as keeper_module
 from llmq.workers.engines.base import EngineGone, EngineUnclear
 from llmq.workers.metrics import MetricsAddress
 from llmq.workers.shutdown import Shutdown
 from llmq.workers.worker import Worker, WorkerOptions
 from tests.engine.scripted import ScriptedEngine
 from tests.metric_text import Scrape
-from tests.redis.serving import KEYS, batch_ended, job_ended, serving, submit_batch, submit_chat, until
+from tests.redis.serving import KEYS, batch_ended, configure, job_ended, serving, submit_batch, submit_chat, until
 
 
 def free_port() -> int:
@@ -95,8 +96,13 @@ async def test_a_port_that_is_taken_is_said_before_anything_begins(redis_url: st
     assert 0 == await redis.exists(KEYS.workers)
 
 
-async def test_faults_are_counted_where_they_happen(redis_url: str, redis: Redis) -> None:
+async def test_faults_are_counted_where_they_happen(
+    redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A retry, a death of the engine, an outcome that the fence refuses: each once, in the queue's totals."""
+    # A renewal between the end of the delivery and the answer would abort the request: no outcome would be refused.
+    monkeypatch.setattr(keeper_module, "LONGEST_INTERVAL_S", 60.0)
+    await configure(redis, lease="240000")
     engine = ScriptedEngine(slots=1)
     async with serving(redis_url, engine, concurrency=1, reserve=0) as served:
         await submit_batch(redis, 1)
