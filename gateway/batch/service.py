@@ -77,7 +77,10 @@ class BatchService:
         """Remove a file. Raises ApiError (404; 400 while a batch reads it)."""
         record = await self._files.get(tenant, file_id)
         for mark in await self._ledger.marks():
-            if mark.input_file_id == file_id:
+            if mark.input_file_id != file_id:
+                continue
+            # Who has seen the end of a batch may delete its input, though the batch is cleared away a moment later.
+            if (await self._ledger.facts(mark.tenant, mark.batch_id)).ended is None:
                 raise ApiError(
                     400,
                     f"File {file_id} is the input of {mark.batch_id}, which has not ended; cancel that first, or wait.",

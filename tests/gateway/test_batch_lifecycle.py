@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 
 from llmq.gateway.batch import clock, keeper
 from llmq.gateway.batch.asked import BatchAsked
+from llmq.gateway.batch.conductor import Conductor
 from llmq.gateway.batch.facts import Ledger, Mark
 from llmq.gateway.batch.files import KEEP_INPUT_S
 from llmq.gateway.batch.hold import Hold, HoldLost
@@ -244,12 +245,32 @@ class TestExpiry:
         asked = BatchAsked(file_id, CHAT, "4h", 14_400, None, None)
         batch_id = str((await desk.service.create(desk.tenant, asked))["id"])
         await desk.set_clock(4000)
-        async with desk.led():  # its janitor goes round at the start
+        async with desk.led():
             await desk.queued(batch_id, 3)
+            await until(lambda: "janitor" not in desk.part.keeper._led)  # it goes round at the start
             await desk.worker.serve_all()
             batch = await desk.ended(batch_id)
         assert (["row-1", "row-2", "row-3"], {}) == await desk.outcome(batch)
         assert 1 == await desk.files.delete_expired(set())
+
+    async def test_the_input_of_an_ended_batch_is_deleted_before_the_batch_is_cleared_away(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who has seen the end need not try again: nobody reads the input any more."""
+        clearing = asyncio.Event()
+
+        async def never(conductor: Conductor, batch_id: str) -> None:
+            clearing.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(Conductor, "_clear_away", never)
+        batch_id = await desk.create(content=b"{")
+        async with desk.led():
+            await clearing.wait()
+            batch = await desk.ended(batch_id)
+            await desk.service.delete_file(desk.tenant, batch["input_file_id"])
+        with pytest.raises(ApiError):
+            await desk.service.file(desk.tenant, batch["input_file_id"])
 
     async def test_output_files_are_kept_as_long_as_was_asked(self, desk: Desk) -> None:
         """`output_expires_after` counts from the file's own time."""
@@ -276,6 +297,7 @@ class TestExpiry:
             await desk.queued(done, 1)
             await desk.worker.serve_all()
             await desk.ended(done)
+            await until(lambda: not desk.part.keeper._led)  # all of them are cleared away
         ledger, month = Ledger(desk.storage), START + KEEP_INPUT_S
         assert 0 == await ledger.delete_expired(month - 1, set())
         assert 1 == await ledger.delete_expired(month, {failed})  # what was not cleared away yet stays
