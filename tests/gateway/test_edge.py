@@ -276,13 +276,14 @@ class TestSlowClients:
         came = await spoken(strict, f"{ask}\r\n", "\r\n", "", "", f"{ask}connection: close\r\n\r\n", pause=0.15)
         assert 2 == (came[1] + came[2]).count(b'{"status":"ok"}')
 
-    async def test_a_head_may_be_cut_anywhere(self, strict: Gateway) -> None:
+    async def test_a_head_may_be_cut_anywhere(self, redis_url: str) -> None:
         """Also behind another request, and where an empty line would be none."""
         ask = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
         last = f"{ask}connection: close\r\n\r\n"
-        for cut in range(1, len(last)):
-            status, _, rest = await spoken(strict, f"{ask}\r\n{last[:cut]}", last[cut:], pause=0.001)
-            assert (200, 2) == (status, rest.count(b'{"status":"ok"}')), last[:cut]
+        async with gateway(redis_url) as front:
+            for cut in range(1, len(last)):
+                status, _, rest = await spoken(front, f"{ask}\r\n{last[:cut]}", last[cut:], pause=0.001)
+                assert (200, 2) == (status, rest.count(b'{"status":"ok"}')), last[:cut]
 
     async def test_empty_lines_hold_no_connection(self, redis_url: str) -> None:
         """However many come."""

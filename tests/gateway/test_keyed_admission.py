@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
@@ -266,8 +266,9 @@ class TestEntering:
         assert {} == dict(entered.headers)
         assert [] == await redis.keys("*")
 
-    async def test_limits_hold_across_gateways_and_come_back(self, queue: Queue) -> None:
+    async def test_limits_hold_across_gateways_and_come_back(self, queue: Queue, redis: Redis) -> None:
         """Two gateways, one key: headers, then 429, then place and LLM tokens are back."""
+        await cast(Any, redis).hset(queue.keys.config, "virtual", await queue.now_ms())  # no bucket fills meanwhile
         one, two = KeyedAdmission(queue, Contact()), KeyedAdmission(queue, Contact())
         caller = Caller("anna", "k1", limits=KeyLimits(requests=100, tokens=1000, concurrency=2))
         first, second = await one.enter(caller, CHAT, 400), await two.enter(caller, BATCH, 400)
@@ -277,7 +278,7 @@ class TestEntering:
         await first.leave(150)
         await first.leave(150)
         third = await two.enter(caller, CHAT, 1)
-        assert 449 <= int(third.headers["x-ratelimit-remaining-tokens"]) <= 460
+        assert "449" == third.headers["x-ratelimit-remaining-tokens"]
         await second.leave(None)
         await third.leave(1)
 

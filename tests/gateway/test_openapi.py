@@ -12,7 +12,7 @@ from schemathesis.generation import GenerationMode
 
 from llmq.gateway.batch.description import describe_batches
 from llmq.gateway.openapi import describe
-from tests.servers import Servers
+from tests.servers import Servers, client_of
 from tests.system.cli_process import started
 
 #: Every operation, and with requests that break the description where one can: a GET without parameters has none.
@@ -28,6 +28,8 @@ CASES = [
 def described(servers: Servers) -> Iterator[Any]:
     """The description of a gateway with a simulated GPU behind it."""
     url = servers.shared("valkey").url
+    with client_of(url) as client:
+        client.flushall()  # else keys and settings of the test before would hold here
     with (
         started("worker", "--engine", "sim://?instant=1", url=url) as worker,
         started("gateway", "--port", 0, url=url) as process,
