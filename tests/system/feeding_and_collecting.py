@@ -1,17 +1,20 @@
 """A process that feeds or collects a batch, for tests that kill it.
 
-    python feeding_and_collecting.py feed URL BATCH FILE
+    python feeding_and_collecting.py feed URL BATCH FILE [--words N]
     python feeding_and_collecting.py collect URL BATCH OUT [--die STEP:before|after:N]
 
 It prints a line after each chunk, or each page, and `done` at the end. `--die` kills this very process, as the
-out-of-memory killer would, before or after it does a step for the N-th time.
+out-of-memory killer would, before or after it does a step for the N-th time; `--words` in the moments after it has
+printed its N-th line. A test that reads the lines would come too late with its kill where this process is quicker.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
+import random
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +34,10 @@ STEPS: dict[str, tuple[Any, str]] = {
     "rename": (os, "replace"),
     "tell": (Batches, "collected"),
 }
+
+#: Numbers the lines that are printed; and the line after which this process dies (0: none).
+said = itertools.count(1)
+last_word = 0
 
 
 async def feed(batches: Batches, batch_id: str, path: str) -> None:
@@ -52,6 +59,8 @@ async def collect(batches: Batches, batch_id: str, path: str) -> None:
 def say(word: str) -> None:
     """Print at once: the test waits for it."""
     print(word, flush=True)
+    if next(said) == last_word:  # what comes next is on its way then
+        asyncio.get_running_loop().call_later(random.uniform(0.0, 0.002), os.kill, os.getpid(), signal.SIGKILL)
 
 
 def die_at(step: str, when: str, count: int) -> None:
@@ -86,7 +95,10 @@ async def main() -> None:
     parser.add_argument("batch_id")
     parser.add_argument("path")
     parser.add_argument("--die", default="")
+    parser.add_argument("--words", type=int, default=0)
     given = parser.parse_args()
+    global last_word
+    last_word = given.words
     if given.die:
         step, when, count = given.die.split(":")
         die_at(step, when, int(count))

@@ -79,7 +79,7 @@ class TestRun:
 
     def test_interrupted_it_ends_with_130_and_the_printed_command_goes_on(self, url: str, tmp_path: Path) -> None:
         """No line is lost, none is in the output twice (G6, F-031)."""
-        prompts, out = write_prompts(tmp_path / "prompts.jsonl", 40, max_tokens=8), tmp_path / "out.jsonl"
+        prompts, out = write_prompts(tmp_path / "prompts.jsonl", 400, max_tokens=8), tmp_path / "out.jsonl"
         with started("run", prompts, "-o", out, "--engine", SLOW, url=url) as run:
             wait_for_lines(out, 4)
             run.interrupt()
@@ -88,15 +88,15 @@ class TestRun:
         hint = done.err.splitlines()[-1]
         assert f"Go on: llmq run {prompts} -o {out}" in hint
         some = ids_in(out)
-        assert 0 < len(some) < 40
+        assert 0 < len(some) < 400
         done = llmq("run", prompts, "-o", out, "--engine", QUICK, url=url)
         assert 0 == done.code, done.err
-        assert sorted(ids(40)) == sorted(ids_in(out))
+        assert sorted(ids(400)) == sorted(ids_in(out))
         assert some == ids_in(out)[: len(some)]
 
     def test_sigterm_is_the_same_as_ctrl_c(self, url: str, tmp_path: Path) -> None:
         """A supervisor's word stops it as well (G6)."""
-        prompts, out = write_prompts(tmp_path / "prompts.jsonl", 40, max_tokens=8), tmp_path / "out.jsonl"
+        prompts, out = write_prompts(tmp_path / "prompts.jsonl", 400, max_tokens=8), tmp_path / "out.jsonl"
         with started("run", prompts, "-o", out, "--engine", SLOW, url=url) as run:
             wait_for_lines(out, 1)
             run.terminate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from llmq.scheduler.connection import connect_sync
 from llmq.scheduler.embedded import server_status, stop_server
 from tests.engine import LlamaServer, llama_server
 from tests.system.cli_process import SLOW, llmq, started, until
@@ -81,9 +83,13 @@ def test_an_embedded_server_that_is_killed_in_mid_run_loses_nothing(home: Path, 
     with started("run", prompts, "--engine", f"{SLOW}&slots=8", "-o", out) as process:
         for least in (5, 20):
             until(partial(has_lines, out, least), f"{least} lines")
-            pid = server_status(home).pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            until(lambda: server_status(home).state == "running", "the server, which may have been killed a moment ago")
+            status = server_status(home)
+            assert status.pid is not None
+            assert status.url is not None
+            with contextlib.closing(connect_sync(status.url)) as client:
+                client.config_set("appendfsync", "always")  # else writes wait in memory while a slow sync runs
+            os.kill(status.pid, signal.SIGKILL)
         assert 0 == process.end().code
     assert Counter(ids) == Counter(answer["custom_id"] for answer in answers(out))
 

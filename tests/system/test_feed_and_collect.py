@@ -94,7 +94,11 @@ class TestFeeding:
         path = prompts(tmp_path / "prompts.jsonl", 6000)
         batch_id = await opened(batches, path)
         deaths = 0
-        while not await (await Process.start("feed", redis_url, batch_id, str(path))).kill_after(chance.randint(1, 5)):
+        while True:
+            words = str(chance.randint(1, 5))
+            feeding = await Process.start("feed", redis_url, batch_id, str(path), "--words", words)
+            if await feeding.kill_after(-1):
+                break
             deaths += 1
         assert deaths >= 2
         stream = await cast(Any, queue.redis).xrange(queue.keys.of_batch(batch_id)[0])

@@ -272,8 +272,8 @@ class TestSample:
         assert "a simulated engine answered" in done.err
 
     def test_a_sample_of_a_queue_is_answered_by_its_workers_before_what_waits(self, url: str, tmp_path: Path) -> None:
-        """And is gone afterwards; the batch that waited stays."""
-        prompts = write_prompts(tmp_path / "p.jsonl", 300, max_tokens=5, ignore_eos=True)
+        """And is gone afterwards; the batch that waited stays: it takes longer than any machine to start a command."""
+        prompts = write_prompts(tmp_path / "p.jsonl", 3000, max_tokens=5, ignore_eos=True)
         refused = llmq("submit-batch", prompts, "--sample", 20, url=url)
         assert 4 == refused.code
         assert "there is nothing to measure" in refused.error
@@ -283,8 +283,8 @@ class TestSample:
             done = llmq("submit-batch", prompts, "--sample", 20, "--json", url=url)
             (batch,) = llmq("batch", "ls", "--json", url=url).json["batches"]
         assert 0 == done.code, done.err
-        assert (300, 20) == (done.json["lines"], done.json["sampled"])
-        assert 1500 == done.json["tokens"]["completion"]["estimate"]
-        assert batch["request_counts"]["completed"] < 300
+        assert (3000, 20) == (done.json["lines"], done.json["sampled"])
+        assert 15_000 == done.json["tokens"]["completion"]["estimate"]
+        assert batch["request_counts"]["completed"] < 3000
         both = llmq("submit-batch", prompts, "--sample", 20, "--no-wait", url=url)
         assert 2 == both.code
