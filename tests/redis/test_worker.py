@@ -498,7 +498,7 @@ class TestEngineTrouble:
 
         await submit_batch(redis, 12)
         async with serving(redis_url, ScriptedEngine(1, answer_others)):
-            await until(lambda: _ended(redis, 11), within=5)
+            await until(lambda: _ended(redis, 11))
             refusing = False
             await batch_ended(redis)
         await each_line_ended_once(redis, 12)
