@@ -1,4 +1,4 @@
-"""Calling over connections that are kept: the hot path of submit, claim and deltas.
+"""Calling over connections that are kept: the hot path of submit, bell, claim, deltas and ends.
 
 redis-py takes a connection from its pool for each command, looks whether it can still be used, and gives it back, with
 locks, timers and records of its own around it. That takes a producer as long as all else that it does for a submit, and
