@@ -49,6 +49,9 @@ Longest = Annotated[int, typer.Option("--most-tokens", metavar="N", help="Prompt
 Trace = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Other traffic: time, prompt, answer tokens a line.")
 ]
+BatchPrompt = Annotated[
+    str, typer.Option("--batch-prompt", metavar="N-N", help="Tokens of batch prompts, before --tokens scales them.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ def bench(
     tokens: Tokens = None,
     most_tokens: Longest = 2000,
     trace: Trace = None,
+    batch_prompt: BatchPrompt = "100-800",
     objective: Annotated[
         float, typer.Option("--objective", metavar="X", help="ttft_p95, as a multiple of chat's alone.")
     ] = 1.1,
@@ -100,10 +104,12 @@ def bench(
       llmq bench --engine http://127.0.0.1:8000
       llmq bench --engine sim --seconds 30s
       llmq bench --caps 2,4,8                fixed caps as well
+      llmq bench --batch-prompt 2000-8000    long documents in the batch
       llmq bench -o reports/tuesday          tuesday.json, .png, .svg
     """
     loaded = load(engine=engine, concurrency=concurrency, redis_url=redis)
-    wanted = wanted_of(seconds, warmup, share, rate, tokens, most_tokens, trace, loaded.settings.concurrency)
+    slots = loaded.settings.concurrency
+    wanted = wanted_of(seconds, warmup, share, rate, tokens, most_tokens, trace, batch_prompt, slots)
     if objective < 1:
         raise UsageError(f"--objective: expected 1 or more times what chat alone sees, got {objective:g}")
     asked = Bench(
@@ -120,6 +126,7 @@ def wanted_of(
     tokens: float | None,
     most_tokens: int,
     trace: Path | None,
+    batch_prompt: str,
     slots: int | None,
 ) -> Wanted:
     """Return what a command line asks of a trial. Raises UsageError."""
@@ -135,7 +142,16 @@ def wanted_of(
         if value is not None and not value > 0:
             raise UsageError(f"{name}: expected a number above 0, got {value:g}")
     arrivals = None if trace is None else recorded_in(trace)
-    return Wanted(whole, warm, share, rate, tokens, slots, most_tokens, arrivals)
+    return Wanted(whole, warm, share, rate, tokens, slots, most_tokens, arrivals, _span(batch_prompt))
+
+
+def _span(text: str) -> tuple[int, int]:
+    words = [word.strip() for word in text.split("-")]
+    if all(word.isascii() and word.isdigit() for word in words) and len(words) in (1, 2):
+        low, high = int(words[0]), int(words[-1])
+        if 0 < low <= high:
+            return low, high
+    raise UsageError(f"--batch-prompt: expected numbers of tokens from and to, as in 100-800, got {text!r}")
 
 
 def _caps(text: str) -> list[int]:
@@ -239,6 +255,7 @@ def _report(
         "capacity_per_s": round(setting.capacity, 3),
         "rate": round(setting.rate, 5),
         "tokens": setting.tokens,
+        "batch_prompt": list(asked.wanted.batch_prompt),
         "objective": asked.factor,
         "phases": [
             row.to_json() | {"first_tokens": [[round(at, 3), s and round(s, 4)] for at, s in sorted(phase.firsts)]}

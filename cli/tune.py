@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmq.cli.bench import Longest, Rate, Seconds, Share, Tokens, Trace, wanted_of
+from llmq.cli.bench import BatchPrompt, Longest, Rate, Seconds, Share, Tokens, Trace, wanted_of
 from llmq.cli.engine import EngineStart, open_engine
 from llmq.cli.errors import Interrupted
 from llmq.cli.options import Concurrency, EngineName, Gpu, Json, Queue, RedisUrl, Serve, ServeLog
@@ -34,6 +34,7 @@ def tune(
     tokens: Tokens = None,
     most_tokens: Longest = 2000,
     trace: Trace = None,
+    batch_prompt: BatchPrompt = "100-800",
     factor: Annotated[
         float, typer.Option("--factor", metavar="X", help="Chat's p95 breaks above X times its p95 alone.")
     ] = 1.1,
@@ -59,7 +60,8 @@ def tune(
     loaded = load(engine=engine, queue=queue, concurrency=concurrency, redis_url=redis)
     if factor <= 1:
         raise UsageError(f"--factor: expected more than 1 times what chat alone sees, got {factor:g}")
-    wanted = wanted_of(seconds, "0s", share, rate, tokens, most_tokens, trace, loaded.settings.concurrency)
+    slots = loaded.settings.concurrency
+    wanted = wanted_of(seconds, "0s", share, rate, tokens, most_tokens, trace, batch_prompt, slots)
     start = EngineStart(gpu, serve, serve_log)
     try:
         found, info, tuned = run_async(lambda: _tune(loaded.settings, start, wanted, factor))

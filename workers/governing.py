@@ -20,7 +20,7 @@ from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.tuned import Tuned
 from llmq.workers.chat_signal import ChatSignal, Evidence, Objective
 from llmq.workers.governor import WASTE_SHARE, Operating, Seen, State, step
-from llmq.workers.reading import Reading
+from llmq.workers.reading import Reading, makes_way
 
 #: A step takes some 20 us; ten a second answer a burst by its second slow request.
 STEP_S = 0.1
@@ -128,6 +128,10 @@ class Governing:
             return 0
         excess = load.batch - now.batch_cap(self.signal.in_flight, load.most)
         return excess if excess > (0 if now.state is State.CUT else max(1.0, now.limit)) else 0
+
+    def interrupts(self, lease: Lease, made: int) -> bool:
+        """Whether chat that comes preempts a batch request that has made so many tokens: its prompt is in the way."""
+        return self._operating is not None and makes_way(prompt_tokens(lease), made)
 
     def _reason(self) -> str:
         """Say why the cap is what it is: the objective, what is seen of it, and what follows."""

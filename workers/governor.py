@@ -8,9 +8,12 @@ traffic in a second.
 The limit is on all that is in flight: batch may have what chat in flight leaves of it. So batch makes room the moment
 that chat comes, before anybody was slow, and has it back when chat goes. How the limit moves, and why:
 
-- *Every request counts, once.* A request within the objective moves the limit up by a little, a slow one down by 66
-  times as much: it comes to rest where three requests in 200 are slow. No window has to fill first, so sparse traffic
-  is as good as dense, only slower.
+- *It begins with a search.* Nothing is known yet: batch has a small share of the slots beside the chat that there is on
+  average, and half as much again after each run of requests of which at most one was slow. Chat alone has slow ones
+  too, and one of them would end the search by luck; the second one ends it.
+- *Every request counts, once.* From then on a request within the objective moves the limit up by a little, a slow one
+  down by 66 times as much: it comes to rest where three requests in 200 are slow. No window has to fill first, so
+  sparse traffic is as good as dense, only slower.
 - *Down in proportion, up by steps.* What a slow request costs is a share of the limit, so that one that is far too
   high falls fast; many slow ones at once, more than luck explains, halve it.
 - *A cut counts when it has taken effect.* While more batch runs than a cut allows, what chat sees says nothing about
@@ -53,6 +56,12 @@ IDLE_S = 20.0
 #: So many requests in a row that were not slow are good news: one run in five where one request in 20 is slow.
 STREAK = 30
 
+#: The search: what batch has beside chat in the beginning, as a share of what it may have (at least one request), and
+#: how much it grows with each run of STREAK requests that holds at most so many slow ones.
+FIRST_SHARE = 1 / 8
+GROWTH = 1.5
+LUCK = 1
+
 #: So long after its last request batch is no cause of what chat sees; and with how much it is tried again.
 CLEARED_S = 2.0
 PROBE = 1.2
@@ -64,11 +73,6 @@ TUNED_PATIENCE = 4 * STREAK
 
 #: Over so long the chat in flight is averaged.
 LEVEL_S = 10.0
-
-#: The first limit, as a share of what batch may have, and at least: one chat request and one of batch. Nothing is known
-#: yet; from there each streak doubles it, until the first slow request.
-FIRST_SHARE = 1 / 8
-FIRST_LEAST = 2.0
 
 #: Of the batch tokens made lately, the share that preemption may throw away, and by how much the limit gives way.
 WASTE_SHARE = 0.04
@@ -113,12 +117,25 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
+class Search:
+    """The beginning: batch has `beside` requests beside chat's average; of `seen` requests so far `slow` were slow.
+
+    `reached` says whether as much was in flight meanwhile.
+    """
+
+    beside: float
+    seen: int = 0
+    slow: int = 0
+    reached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Operating:
     """The operating point: the limit, and what is known about it.
 
-    Since `since` at most `most_load` requests were in flight, and lately `chat` of chat on average; at `batch_at` the
-    last of batch ran. After `patience` good requests in a row one batch request is tried, where the limit has room for
-    none.
+    Since `since` at most `most_load` requests were in flight, and lately `chat` of chat on average (counted from
+    `chat_from` on); at `batch_at` the last of batch ran. After `patience` good requests in a row one batch request is
+    tried, where the limit has room for none. `search` is the beginning, while it lasts.
     """
 
     limit: float
@@ -127,9 +144,10 @@ class Operating:
     slow_at: float = -math.inf
     streak: int = 0
     patience: int = STREAK
-    doubling: bool = True
+    search: Search | None = None
     most_load: int = 0
     chat: float = 0.0
+    chat_from: float = 0.0
     batch_at: float = -math.inf
     state: State = State.IDLE
 
@@ -138,12 +156,13 @@ class Operating:
         """Return the first operating point.
 
         `tuned` is how many requests in flight held when somebody measured it (`llmq tune`; 0: not even one of batch);
-        without it a small share of what batch may have is the beginning.
+        without it the search begins.
         """
         if tuned is not None:
             patience = STREAK if tuned else TUNED_PATIENCE
-            return cls(limit=tuned, at=at, since=at, doubling=False, patience=patience)
-        return cls(limit=max(FIRST_LEAST, most * FIRST_SHARE), at=at, since=at)
+            return cls(limit=tuned, at=at, since=at, patience=patience, chat_from=at)
+        beside = max(1.0, most * FIRST_SHARE)
+        return cls(limit=1 + beside, at=at, since=at, search=Search(beside), chat_from=at)
 
     def batch_cap(self, chat: int, most: int) -> int:
         """Return the most batch requests to run now, beside so many of chat."""
@@ -159,12 +178,14 @@ def step(now: Operating, seen: Seen) -> Operating:
         at=seen.at,
         most_load=max(now.most_load, seen.load),
         batch_at=seen.at if seen.batch else now.batch_at,
-        chat=now.chat + (seen.chat - now.chat) * min(1.0, (seen.at - now.at) / LEVEL_S),
+        chat=_average(now, seen),
     )
     if seen.chat_idle_s is None or seen.chat_idle_s > IDLE_S:
-        return replace(now, state=State.IDLE, since=seen.at, most_load=seen.load)
+        return replace(now, state=State.IDLE, since=seen.at, most_load=seen.load, chat_from=seen.at)
     if now.state is State.IDLE:
         return replace(now, state=State.HOLDS, since=seen.at, most_load=seen.load)
+    if now.search is not None:
+        now = replace(now, limit=min(now.chat + now.search.beside, float(max(seen.most, seen.load))))
     if seen.at - now.batch_at > CLEARED_S:
         return _without_batch(now, seen)
     if is_broken(seen.recent):
@@ -173,7 +194,9 @@ def step(now: Operating, seen: Seen) -> Operating:
         return replace(now, since=seen.at)
     if seen.wasted > WASTE_SHARE and seen.at - now.slow_at > WASTE_PAUSE_S and seen.batch:
         limit = min(now.limit, now.most_load) * (1 - WASTE_DROP)
-        return replace(now, limit=limit, slow_at=seen.at, state=State.WASTE)
+        return replace(now, limit=limit, slow_at=seen.at, search=None, state=State.WASTE)
+    if now.search is not None and now.search.slow + seen.fresh.slow <= LUCK:
+        return _search(now, now.search, seen)
     return _move(now, seen)
 
 
@@ -212,29 +235,47 @@ def _cut(now: Operating, seen: Seen) -> Operating:
         since=seen.at,
         slow_at=seen.at,
         streak=0,
-        doubling=False,
+        search=None,
         most_load=seen.load,
         state=State.CUT,
     )
 
 
+def _average(now: Operating, seen: Seen) -> float:
+    """Return how many chat requests were in flight on average over LEVEL_S, or since they were counted."""
+    span = min(LEVEL_S, seen.at - now.chat_from)
+    return seen.chat if span <= 0 else now.chat + (seen.chat - now.chat) * min(1.0, (seen.at - now.at) / span)
+
+
+def _search(now: Operating, search: Search, seen: Seen) -> Operating:
+    """Count what was seen into the run; at its end, double what batch has if it had as much."""
+    search = Search(
+        search.beside,
+        search.seen + seen.fresh.seen,
+        search.slow + seen.fresh.slow,
+        search.reached or seen.load >= math.floor(now.limit),
+    )
+    if search.seen >= STREAK:
+        search = Search(search.beside * (GROWTH if search.reached else 1))
+    return replace(now, search=search, slow_at=seen.at if seen.fresh.slow else now.slow_at, state=State.HOLDS)
+
+
 def _move(now: Operating, seen: Seen) -> Operating:
-    """Move the limit by each request that was seen."""
+    """Move the limit by each request that was seen; the slow one that ends a search brings what it had let pass."""
     good, slow = seen.fresh.seen - seen.fresh.slow, seen.fresh.slow
+    let_pass = now.search.slow if now.search is not None else 0
     step_down = DROP * max(LEAST_SCALE, now.limit)
-    limit = now.limit - slow * step_down
+    limit = now.limit - (slow + let_pass) * step_down
     streak = 0 if slow else now.streak + good
     # A limit that is not reached says nothing about what would be if it were.
     if seen.load >= math.floor(now.limit):
         limit += good * step_down * AIM / (1 - AIM)
-        if now.doubling and streak >= STREAK:
-            limit, streak = limit * 2, 0
     return replace(
         now,
         limit=min(max(limit, 0.0), float(max(seen.most, seen.load))),
         slow_at=seen.at if slow else now.slow_at,
         streak=streak,
         patience=STREAK if streak >= STREAK else now.patience,
-        doubling=now.doubling and not slow,
+        search=None,
         state=State.HOLDS,
     )

@@ -1,10 +1,11 @@
 """Reading: when the next batch prompt may be read beside chat.
 
 Engines read prompts and make tokens in the same steps, so a batch prompt slows down every first token that is waited
-for meanwhile, as much as a chat prompt of its length does. Three rules bound that, whatever the batch cap allows:
+for meanwhile, as much as a chat prompt of its length does. Four rules bound that, whatever the batch cap allows:
 
 - So many prompt tokens at most are unread in the engine, one prompt at least: what chat meets that comes after a pause.
 - None is begun while chat waits for its first token, for a second at most: batch must not wait for ever.
+- A long one that is being read when chat comes makes way: it has made no token yet, so nothing that was made is lost.
 - Beside chat no more tokens a second are read than were measured to hold, where `llmq tune` has measured it.
 """
 
@@ -13,7 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: Prompt tokens of batch that may be unread at once: what engines read in one step.
+#: Prompt tokens of batch that may be unread at once: what engines read in one step. A prompt of no more is read before
+#: its abort would reach the engine.
 UNREAD = 512
 
 #: A batch start waits for chat that waits for its first token, but never longer than this.
@@ -39,3 +41,8 @@ class Reading:
         if unread >= UNREAD or (waiting and now - self.begun_at < YIELD_S):
             return False
         return not chat or now >= self._next_at
+
+
+def makes_way(prompt: int, made: int) -> bool:
+    """Whether a batch request makes way for chat that comes: its long prompt is being read, it has made no token."""
+    return not made and prompt > UNREAD

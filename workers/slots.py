@@ -73,6 +73,8 @@ class Slots:
         """Be one slot, until the desk is closed."""
         while (lease := await self.desk.take()) is not None:
             self._governing.taken(lease, self._measuring.started(lease))
+            if lease.cls is TrafficClass.INTERACTIVE:
+                self._stop_reading()
             outcome = await self._executor.run(lease)
             self._governing.ended(lease)
             self.desk.settle(lease, outcome)
@@ -163,6 +165,13 @@ class Slots:
         excess = self._governing.excess(self.load()) - stopping if self._settings().preempt else 0
         for fence in self._victims(max(crowded, excess)):
             self._executor.stop(fence, Stop.PREEMPTED)
+
+    def _stop_reading(self) -> None:
+        """Preempt the batch requests whose prompts are in the way of the chat request that has come."""
+        if self.desk.held.batch and self._settings().preempt:
+            for fence, running in list(self._executor.running.items()):
+                if _preemptable(running) and self._governing.interrupts(running.lease, running.tokens):
+                    self._executor.stop(fence, Stop.PREEMPTED)
 
     def settling(self, lease: Lease, outcome: Outcome) -> None:
         """Count an outcome that was left at the desk."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmq.workers.traffic import Arrival, recorded
 from llmq.workers.trial.figures import Row, rows_of
@@ -84,6 +84,18 @@ def scenes() -> list[Scene]:
         ),
         Scene("made-up bursts, 64 slots", LARGE, [made_up(seed, 3, 14) for seed in (3, 4)], (2, 4, 6, 8, 16)),
         Scene("one chat request a second, 64 slots", LARGE, [made_up(seed, 1, 1) for seed in (3, 4)], (2, 4, 6, 8, 16)),
+        Scene(
+            "recorded chat, 64 slots, batch prompts of 2,000 to 8,000 tokens",
+            replace(LARGE, prompt=(2000, 8000)),
+            [recorded_slice(begin, 0.95) for begin in (0, 300, 600)],
+            (1, 2, 4),
+        ),
+        Scene(
+            "one chat request a second, 64 slots, batch prompts of 2,000 to 8,000 tokens",
+            replace(LARGE, prompt=(2000, 8000)),
+            [made_up(seed, 1, 1) for seed in (3, 4)],
+            (1, 2, 4),
+        ),
         Scene(
             "recorded chat, a slow engine of 8 slots",
             SMALL,

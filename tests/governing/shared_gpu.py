@@ -80,8 +80,8 @@ class _Line:
 class SharedGpu:
     """Runs chat arrivals and an endless batch on one GPU until the last chat request has ended.
 
-    `cap` is a fixed batch cap; `ttft_p95_s` is an objective that the governor goes by. With `keeps`, preempted lines go
-    on from what they have, and read it again with their prompt.
+    `cap` is a fixed batch cap; `ttft_p95_s` is an objective that the governor goes by. Preempted lines are the next to
+    run; with `keeps` they go on from what they have, and read it again with their prompt.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class SharedGpu:
         self._arrivals = arrivals
         self._cap = cap
         self._keeps = keeps
-        self._back: list[tuple[int, int]] = []
+        self._back: list[tuple[tuple[int, int], int]] = []
         stated = {} if ttft_p95_s is None else {b"ttft_p95": str(round(ttft_p95_s * 1000)).encode()}
         settings = LiveSettings.from_hash(stated)
         self._governing = Governing(lambda: settings, self._load, self._act, lambda: self._loop.time())
@@ -137,25 +137,27 @@ class SharedGpu:
     def _act(self) -> None:
         self._preempt(self._governing.excess(self._load()))
         while len(self._lines) < self._allowed():
-            lengths = self._back.pop(0) if self._back else self._new_lengths()
-            line = _Line(self._lease(TrafficClass.BATCH, lengths[0]), self._loop.time(), lengths=lengths)
+            lengths, preemptions = self._back.pop(0) if self._back else (self._new_lengths(), 0)
+            lease = self._lease(TrafficClass.BATCH, lengths[0], preemptions)
+            line = _Line(lease, self._loop.time(), lengths=lengths)
             self._lines.append(line)
             self._governing.taken(line.lease, 0.0)
             line.task = asyncio.create_task(self._line(line))
 
     def _preempt(self, count: int) -> None:
-        for line in victims([Candidate(line, line.started_at, protected=False) for line in self._lines], count):
-            self._lines.remove(line)
-            self.outcome.preempted += 1
-            if self._keeps:
-                prompt, answer = line.lengths
-                self._back.append((prompt + line.tokens, max(1, answer - line.tokens)))
-                self._governing.cut_off(line.tokens, 0)
-            else:
-                self.outcome.wasted += line.tokens
-                self._governing.cut_off(0, line.tokens)
-            assert line.task is not None
-            line.task.cancel()
+        candidates = [Candidate(line, line.started_at, line.lease.protected()) for line in self._lines]
+        for line in victims(candidates, count):
+            self._cut_off(line)
+
+    def _cut_off(self, line: _Line) -> None:
+        self._lines.remove(line)
+        self.outcome.preempted += 1
+        lengths, kept = line.lengths, line.tokens if self._keeps else 0
+        self._back.append(((lengths[0] + kept, max(1, lengths[1] - kept)), line.lease.preemptions + 1))
+        self.outcome.wasted += line.tokens - kept
+        self._governing.cut_off(kept, line.tokens - kept)
+        assert line.task is not None
+        line.task.cancel()
 
     async def _chat(self, arrival: Arrival) -> None:
         came, lease = self._loop.time(), self._lease(TrafficClass.INTERACTIVE, arrival.prompt)
@@ -163,6 +165,9 @@ class SharedGpu:
         self._chats += 1
         self._governing.taken(lease, 0.0)
         self._preempt(self._chats + len(self._lines) - self._gpu.slots)
+        for line in list(self._lines):
+            if not line.lease.protected() and self._governing.interrupts(line.lease, line.tokens):
+                self._cut_off(line)
 
         def on_tokens(count: int) -> None:
             nonlocal token
@@ -201,7 +206,7 @@ class SharedGpu:
     def _new_lengths(self) -> tuple[int, int]:
         return self._luck.randint(*self._gpu.prompt), self._luck.randint(*self._gpu.answer)
 
-    def _lease(self, cls: TrafficClass, prompt: int) -> Lease:
+    def _lease(self, cls: TrafficClass, prompt: int, preemptions: int = 0) -> Lease:
         self._count += 1
         return Lease(
             fence=Fence(cls.letter, f"{self._count}-0", 1),
@@ -210,6 +215,7 @@ class SharedGpu:
             why=Why.CHAT if cls is TrafficClass.INTERACTIVE else Why.BUCKET,
             data=b"text" * prompt,
             cost=1,
+            preemptions=preemptions,
             key="",
             reply_to="",
             queued_at=0.0,

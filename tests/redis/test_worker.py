@@ -262,6 +262,57 @@ class TestChatAndBatch:
             (await engine.next()).answer()
             await job_ended(redis, "chat")
 
+    async def test_a_long_prompt_that_is_being_read_makes_way_for_chat(self, redis_url: str, redis: Redis) -> None:
+        """With an objective: chat does not wait for thousands of batch tokens to be read; the line runs later."""
+        await configure(redis, ttft_p95="1000")
+        long, other = "word " * 1000, "other " * 1000
+        await submit_batch(redis, 2, prompts=[long, other])
+        engine = ScriptedEngine(8)
+        async with serving(redis_url, engine, reserve=0):
+            answering, line = await engine.next(), await engine.next()
+            assert (long, other) == (answering.prompt, line.prompt)
+            answering.say("its prompt is read")
+            await until(lambda: _governor(redis, "idle"))
+            await submit_chat(redis, "chat")
+            asked = await engine.next()
+            await until(line.aborted.is_set)
+            assert not answering.aborted.is_set()
+            await until(lambda: _tried(redis, "2-0", (0, 0, 1)))
+            for request in (asked, answering):
+                request.answer()
+            again = await engine.next()
+            assert other == again.prompt
+            again.answer()
+            await batch_ended(redis)
+        await each_line_ended_once(redis, 2)
+
+    @pytest.mark.parametrize("why", ["short", "no objective", "no preemption", "three times before"])
+    async def test_other_prompts_do_not(self, redis_url: str, redis: Redis, why: str) -> None:
+        """What is read in one step, what nobody asked for, what is turned off, and what has made way often enough."""
+        await configure(
+            redis,
+            ttft_p95="0" if why == "no objective" else "1000",
+            preempt="off" if why == "no preemption" else "on",
+        )
+        await submit_batch(redis, 1, prompts=["short" if why == "short" else "word " * 1000])
+        engine = ScriptedEngine(8)
+        async with serving(redis_url, engine, reserve=0):
+            line = await engine.next()
+            await until(lambda: _governor(redis, "fixed" if why == "no objective" else "idle"))
+            for number in range(3 if why == "three times before" else 0):
+                await submit_chat(redis, f"earlier {number}")
+                asked = await engine.next()
+                await until(line.aborted.is_set)
+                asked.answer()
+                line = await engine.next()
+            await submit_chat(redis, "chat")
+            asked = await engine.next()
+            asked.answer()
+            await job_ended(redis, "chat")
+            assert not line.aborted.is_set()
+            line.answer()
+            await batch_ended(redis)
+
     async def test_the_reserve_is_kept_free_of_batch(self, redis_url: str, redis: Redis) -> None:
         """Of 4 slots with a reserve of 1, batch takes 3; chat starts in the fourth, and nothing is preempted."""
         await submit_batch(redis, 10)
@@ -1102,6 +1153,12 @@ async def _protected_start(redis: Redis) -> bool:
 
 async def _tried(redis: Redis, entry: str, expected: tuple[int, int, int]) -> bool:
     return (await tries(redis)).get(entry) == expected
+
+
+async def _governor(redis: Redis, state: str) -> bool:
+    """Return whether the only worker says that its governor is in this state."""
+    (worker,) = [key async for key in redis.scan_iter(match=KEYS.worker("*"))]
+    return await redis.hget(worker, "governor") == state.encode()
 
 
 async def _exists(redis: Redis, key: str) -> bool:

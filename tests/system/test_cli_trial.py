@@ -65,6 +65,8 @@ def test_bench_that_is_interrupted_leaves_nothing(url: str, tmp_path: Path) -> N
         (("bench", "--share", "2"), "--share: expected a share between 0 and 1, got 2"),
         (("bench", "--objective", "0.5"), "--objective: expected 1 or more"),
         (("bench", "--caps", "two"), "--caps: expected numbers of batch requests"),
+        (("bench", "--batch-prompt", "800-100"), "--batch-prompt: expected numbers of tokens from and to, as in 100-8"),
+        (("tune", "--batch-prompt", "long"), "--batch-prompt: expected numbers of tokens from and to"),
         (("bench", "--seconds", "5s", "--warmup", "5s"), "expected a warm-up shorter than"),
         (("bench", "-o", "nowhere/at/all"), "there is no folder"),
         (("tune", "--factor", "1"), "--factor: expected more than 1"),

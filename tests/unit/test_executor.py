@@ -377,6 +377,16 @@ async def test_an_engine_that_refuses_the_rest_is_asked_for_the_whole(bench: Ben
     assert 200 == outcome.status_code
 
 
+async def test_text_that_was_kept_outlives_an_attempt_that_made_none(bench: Bench) -> None:
+    """A line that goes on is read again first; where chat comes meanwhile, it makes way with what it had."""
+    bench.info = EngineInfo("scripted", "", ("model",), 4, continues=Continues.PREFILL)
+    task, _ = await bench.start(lease(data=CHAT_LINE.encode(), kept=Kept("Once", 1, "model").encode()))
+    bench.executor.stop(lease().fence, Stop.PREEMPTED)
+    outcome = await task
+    assert isinstance(outcome, HandedBack)
+    assert Kept("Once", 1, "model") == Kept.decode(outcome.kept)
+
+
 async def test_a_drained_worker_keeps_text_too(bench: Bench) -> None:
     """A deploy need not cost the tokens of all that ran."""
     task, request = await bench.start(lease(data=CHAT_LINE.encode()))

@@ -18,6 +18,7 @@ from llmq.workers.governor import (
     TUNED_PATIENCE,
     WASTE_SHARE,
     Operating,
+    Search,
     Seen,
     State,
     is_broken,
@@ -36,7 +37,7 @@ def seen(at: float, good: int = 0, slow: int = 0, **changes: float | Evidence | 
 
 def beside_chat(limit: float = 8.0) -> Operating:
     """Return an operating point that has been beside chat for a while."""
-    return Operating(limit=limit, at=0.0, since=0.0, most_load=MOST, doubling=False, batch_at=0.0, state=State.HOLDS)
+    return Operating(limit=limit, at=0.0, since=0.0, most_load=MOST, batch_at=0.0, state=State.HOLDS)
 
 
 def cap(now: Operating, chat: int = 0) -> int:
@@ -79,23 +80,74 @@ def test_batch_makes_room_for_each_chat_request_at_once(limit: float, chat: int)
     assert cap(now, chat + 1) <= cap(now, chat)
 
 
-def test_nothing_known_begins_low_and_doubles_until_the_first_slow_request() -> None:
-    """The first chat is not met with a full engine; a streak doubles the limit, a slow request ends that."""
-    now = step(Operating.start(0.0, MOST), seen(0.1))
-    assert MOST * FIRST_SHARE == now.limit
-    caps = []
+def searching(chat: float = 4.0, most: int = MOST) -> Operating:
+    """Return an operating point that knows nothing, with so much chat around for a while."""
+    now = step(Operating.start(0.0, most), seen(0.1, most=most, chat=chat))
+    for number in range(1, 200):
+        now = step(now, seen(0.1 + number / 10, most=most, chat=chat))
+    return now
+
+
+def test_nothing_known_leaves_batch_a_small_share_beside_what_chat_has() -> None:
+    """The first chat is not met with a full engine, and much chat does not mean that batch gets nothing."""
+    first = Operating.start(0.0, MOST)
+    assert MOST * FIRST_SHARE == cap(replace(first, state=State.HOLDS), chat=1)
+    assert MOST * FIRST_SHARE == cap(searching(chat=4), chat=4)
+    assert MOST * FIRST_SHARE == cap(searching(chat=9), chat=9)
+    assert 0 == cap(searching(chat=4), chat=9)  # more chat than there is on average still has its place at once
+    assert 1 == cap(searching(chat=1, most=4), chat=1)
+
+
+def test_the_search_gives_batch_half_as_much_again_after_each_run_until_the_second_slow_request() -> None:
+    """One slow request in a run is chat's own as often as not; two of a run end the search, and both of them count."""
+    now, caps = searching(), []
     for number in range(4):
-        now = step(now, seen(0.2 + number, good=STREAK))
-        caps.append(cap(now))
-    assert [4, 8, 16, 16] == caps
-    now = step(now, seen(9.0, slow=1))
-    assert not now.doubling
+        now = step(now, seen(21.0 + number, good=STREAK - 1, slow=1, chat=4))
+        now = step(now, seen(21.1 + number, chat=4))
+        caps.append(cap(now, chat=4))
+    assert [3, 4, 6, 10] == caps
+    now = step(now, seen(30.0, slow=1, chat=4))
+    assert now.search is not None
+    after = step(now, seen(30.1, slow=1, chat=4))
+    assert after.search is None
+    assert abs(after.limit - now.limit * (1 - 2 * DROP)) < 0.01
+
+
+def test_a_search_that_batch_does_not_follow_goes_no_further() -> None:
+    """One batch request where three may run says nothing about four."""
+    now, beside = replace(searching(), search=Search(3.0)), []
+    for number in range(4):
+        now = step(now, seen(21.0 + number, good=STREAK, chat=4, batch=1))
+        assert now.search is not None
+        beside.append(now.search.beside)
+    assert [3.0] * 4 == beside
+
+
+@given(st.lists(EVIDENCE, max_size=20))
+def test_a_search_ends_with_a_breach_and_with_waste(runs: list[Evidence]) -> None:
+    """What halves the limit, or lets it give way, is not undone by what the search believes."""
+    for breach in (seen(40.0, recent=Evidence(3, 3), chat=4), seen(40.0, wasted=WASTE_SHARE * 2, chat=4)):
+        now = searching()
+        for number, fresh in enumerate(runs):
+            now = step(now, seen(21.0 + number, good=fresh.seen - fresh.slow, slow=fresh.slow, chat=4))
+        beside = MOST if now.search is None else now.search.beside
+        after = step(replace(now, slow_at=0.0), breach)
+        assert after.search is None
+        assert after.limit < after.chat + beside
+
+
+def test_the_average_of_chat_is_known_from_the_first_second() -> None:
+    """It is the average of what was seen so far: a search does not wait ten seconds for it to come up."""
+    now = step(Operating.start(0.0, MOST), seen(0.1, chat=6))
+    for number in range(1, 10):
+        now = step(now, seen(0.1 + number / 10, chat=6))
+    assert abs(now.chat - 6) < 0.1
 
 
 def test_what_was_tuned_is_the_beginning() -> None:
-    """And nothing doubles from there: somebody has measured it."""
+    """And nothing is searched for from there: somebody has measured it."""
     now = step(Operating.start(0.0, MOST, tuned=9.5), seen(0.1, chat=2))
-    assert (9.5, False, 7) == (now.limit, now.doubling, cap(now, chat=2))
+    assert (9.5, None, 7) == (now.limit, now.search, cap(now, chat=2))
 
 
 def test_a_slow_request_weighs_as_much_as_many_good_ones() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmq.workers.reading import UNREAD, YIELD_S, Reading
+from llmq.workers.reading import UNREAD, YIELD_S, Reading, makes_way
 
 
 def test_long_prompts_are_read_one_at_a_time_and_short_ones_together() -> None:
@@ -30,3 +30,10 @@ def test_prompts_keep_to_the_rate_that_was_measured_while_chat_is_here() -> None
     assert not reading.may_begin(1.9, unread=0, waiting=0, chat=True)
     assert reading.may_begin(1.9, unread=0, waiting=0, chat=False)
     assert reading.may_begin(2.0, unread=0, waiting=0, chat=True)
+
+
+def test_a_long_prompt_makes_way_until_its_first_token() -> None:
+    """What is read in one step is read before an abort could reach the engine; what has made tokens stays."""
+    assert makes_way(UNREAD + 1, made=0)
+    assert not makes_way(UNREAD, made=0)
+    assert not makes_way(UNREAD + 1, made=1)

@@ -112,6 +112,13 @@ async def test_requests_have_as_many_tokens_as_they_shall() -> None:
     assert 3 == len(set(starts))
 
 
+def test_batch_prompts_are_as_long_as_they_shall() -> None:
+    """Between the two numbers, as much scaled as chat is."""
+    requests = Requests(Wording(), 0.5, 100_000, batch_prompt=(2000, 8000))
+    words = [len(requests.batch()["messages"][0]["content"].split()) for _ in range(50)]
+    assert 1000 <= min(words) < 2000 < 3000 < max(words) <= 4000
+
+
 async def test_the_meter_counts_batch_and_only_batch() -> None:
     """One token a piece of a batch answer; chat passes uncounted."""
     engine = MeteredEngine(SimEngine.from_url("sim://?prefill_tps=1000000&decode_tps=10000"))

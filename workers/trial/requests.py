@@ -37,14 +37,25 @@ class Wording:
 class Requests:
     """Makes requests for one engine; `most_tokens` is what prompt and answer have at most together.
 
+    `batch_prompt` is how many tokens batch prompts have before scaling, from and to.
+
     Lengths are the same every time, texts never: else a phase would find its prompts in what the engine remembers of
     the one before.
     """
 
-    def __init__(self, wording: Wording, tokens: float, most_tokens: int, seed: int = 1) -> None:
+    def __init__(
+        self,
+        wording: Wording,
+        tokens: float,
+        most_tokens: int,
+        seed: int = 1,
+        *,
+        batch_prompt: tuple[int, int] = BATCH_PROMPT,
+    ) -> None:
         self._wording = wording
         self._tokens = tokens
         self._most = most_tokens
+        self._batch_prompt = batch_prompt
         self._luck = random.Random(seed)
         self._texts = random.Random()
 
@@ -54,7 +65,7 @@ class Requests:
 
     def batch(self) -> dict[str, Any]:
         """Return the body of the next batch line."""
-        prompt, answer = (self._scaled(self._luck.randint(*span)) for span in (BATCH_PROMPT, BATCH_ANSWER))
+        prompt, answer = (self._scaled(self._luck.randint(*span)) for span in (self._batch_prompt, BATCH_ANSWER))
         return self._body(prompt, answer) | {"user": BATCH_USER}
 
     def reading(self, prompt: int) -> dict[str, Any]:

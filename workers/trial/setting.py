@@ -11,7 +11,7 @@ from llmq.workers.traffic import Arrival, rate_for, recorded, scaled
 from llmq.workers.trial.capacity import Pace, measure_capacity, measure_pace, scale_for
 from llmq.workers.trial.metered import MeteredEngine
 from llmq.workers.trial.phase import Plan
-from llmq.workers.trial.requests import Requests
+from llmq.workers.trial.requests import BATCH_PROMPT, Requests
 
 #: Slots where neither user nor engine tells them.
 USUAL_SLOTS = 8
@@ -32,6 +32,7 @@ class Wanted:
     slots: int | None = None
     most_tokens: int = 2000
     trace: Sequence[Arrival] | None = None
+    batch_prompt: tuple[int, int] = BATCH_PROMPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ async def set_up(engine: MeteredEngine, info: EngineInfo, wanted: Wanted, say: C
     tokens = wanted.tokens or scale_for(pace, trace, wanted.most_tokens)
 
     def requests() -> Requests:
-        return Requests(pace.wording, tokens, wanted.most_tokens)
+        return Requests(pace.wording, tokens, wanted.most_tokens, batch_prompt=wanted.batch_prompt)
 
     probe = scaled(float("inf"), tokens=tokens, arrivals=trace)[:500]
     capacity = await measure_capacity(engine, requests(), probe, slots, measured_s)
