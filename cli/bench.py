@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json as json_module
+import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,10 @@ Trace = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Other traffic: time, prompt, answer tokens a line.")
 ]
 BatchPrompt = Annotated[
-    str, typer.Option("--batch-prompt", metavar="N-N", help="Tokens of batch prompts, before --tokens scales them.")
+    str | None,
+    typer.Option(
+        "--batch-prompt", metavar="N-N", help="Tokens of batch prompts, before --tokens scales them (100-800)."
+    ),
 ]
 
 
@@ -76,7 +80,7 @@ def bench(
     tokens: Tokens = None,
     most_tokens: Longest = 2000,
     trace: Trace = None,
-    batch_prompt: BatchPrompt = "100-800",
+    batch_prompt: BatchPrompt = None,
     objective: Annotated[
         float, typer.Option("--objective", metavar="X", help="ttft_p95, as a multiple of chat's alone.")
     ] = 1.1,
@@ -104,7 +108,7 @@ def bench(
       llmq bench --engine http://127.0.0.1:8000
       llmq bench --engine sim --seconds 30s
       llmq bench --caps 2,4,8                fixed caps as well
-      llmq bench --batch-prompt 2000-8000    long documents in the batch
+      llmq bench --batch-prompt 2000-8000 --tokens 1 --most-tokens 9000    long documents in the batch
       llmq bench -o reports/tuesday          tuesday.json, .png, .svg
     """
     loaded = load(engine=engine, concurrency=concurrency, redis_url=redis)
@@ -126,7 +130,7 @@ def wanted_of(
     tokens: float | None,
     most_tokens: int,
     trace: Path | None,
-    batch_prompt: str,
+    batch_prompt: str | None,
     slots: int | None,
 ) -> Wanted:
     """Return what a command line asks of a trial. Raises UsageError."""
@@ -142,13 +146,14 @@ def wanted_of(
         if value is not None and not value > 0:
             raise UsageError(f"{name}: expected a number above 0, got {value:g}")
     arrivals = None if trace is None else recorded_in(trace)
-    return Wanted(whole, warm, share, rate, tokens, slots, most_tokens, arrivals, _span(batch_prompt))
+    span = None if batch_prompt is None else _span(batch_prompt)
+    return Wanted(whole, warm, share, rate, tokens, slots, most_tokens, arrivals, span)
 
 
 def _span(text: str) -> tuple[int, int]:
-    words = [word.strip() for word in text.split("-")]
-    if all(word.isascii() and word.isdigit() for word in words) and len(words) in (1, 2):
-        low, high = int(words[0]), int(words[-1])
+    found = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", text)
+    if found is not None:
+        low, high = int(found[1]), int(found[2] or found[1])
         if 0 < low <= high:
             return low, high
     raise UsageError(f"--batch-prompt: expected numbers of tokens from and to, as in 100-800, got {text!r}")
@@ -244,6 +249,8 @@ async def _phases(
 def _report(
     asked: Bench, found: FoundEngine, setting: Setting, phases: Sequence[Phase], rows: Sequence[Row]
 ) -> dict[str, Any]:
+    from llmq.workers.trial.requests import BATCH_PROMPT
+
     return {
         "simulated": found.info.simulated,
         "llmq": version_of("llmq-streams"),
@@ -255,7 +262,7 @@ def _report(
         "capacity_per_s": round(setting.capacity, 3),
         "rate": round(setting.rate, 5),
         "tokens": setting.tokens,
-        "batch_prompt": list(asked.wanted.batch_prompt),
+        "batch_prompt": list(asked.wanted.batch_prompt or BATCH_PROMPT),
         "objective": asked.factor,
         "phases": [
             row.to_json() | {"first_tokens": [[round(at, 3), s and round(s, 4)] for at, s in sorted(phase.firsts)]}

@@ -34,7 +34,7 @@ def tune(
     tokens: Tokens = None,
     most_tokens: Longest = 2000,
     trace: Trace = None,
-    batch_prompt: BatchPrompt = "100-800",
+    batch_prompt: BatchPrompt = None,
     factor: Annotated[
         float, typer.Option("--factor", metavar="X", help="Chat's p95 breaks above X times its p95 alone.")
     ] = 1.1,

@@ -129,9 +129,17 @@ class Governing:
         excess = load.batch - now.batch_cap(self.signal.in_flight, load.most)
         return excess if excess > (0 if now.state is State.CUT else max(1.0, now.limit)) else 0
 
-    def interrupts(self, lease: Lease, made: int) -> bool:
-        """Whether chat that comes preempts a batch request that has made so many tokens: its prompt is in the way."""
-        return self._operating is not None and makes_way(prompt_tokens(lease), made)
+    def interrupts(self, lease: Lease, shown: int) -> bool:
+        """Whether chat that comes preempts a batch request that has shown so many tokens: its prompt is in the way.
+
+        Only where first tokens have an objective: they are what waits for a prompt.
+        """
+        asked = self._operating is not None and self.signal.objective.ttft_p95_s is not None
+        return asked and makes_way(prompt_tokens(lease), shown)
+
+    def interrupted(self, lease: Lease) -> None:
+        """A batch request was preempted because its prompt was in the way."""
+        self._reading.interrupted(self._clock(), prompt_tokens(lease))
 
     def _reason(self) -> str:
         """Say why the cap is what it is: the objective, what is seen of it, and what follows."""
@@ -233,8 +241,8 @@ class Governing:
 
 
 def prompt_tokens(lease: Lease) -> int:
-    """Return about how many tokens the prompt of a lease has: four bytes each."""
-    return len(lease.data) // 4
+    """Return about how many tokens the engine reads for a lease, with the beginning of its answer: four bytes each."""
+    return (len(lease.data) + len(lease.kept)) // 4
 
 
 def _ms(seconds: float | None) -> str:

@@ -10,7 +10,8 @@ that chat comes, before anybody was slow, and has it back when chat goes. How th
 
 - *It begins with a search.* Nothing is known yet: batch has a small share of the slots beside the chat that there is on
   average, and half as much again after each run of requests of which at most one was slow. Chat alone has slow ones
-  too, and one of them would end the search by luck; the second one ends it.
+  too, and one of them would end the search by luck; the second one ends it. While it lasts batch has no more than its
+  share, however little chat there is.
 - *Every request counts, once.* From then on a request within the objective moves the limit up by a little, a slow one
   down by 66 times as much: it comes to rest where three requests in 200 are slow. No window has to fill first, so
   sparse traffic is as good as dense, only slower.
@@ -120,7 +121,7 @@ class Seen:
 class Search:
     """The beginning: batch has `beside` requests beside chat's average; of `seen` requests so far `slow` were slow.
 
-    `reached` says whether as much was in flight meanwhile.
+    `reached` says whether it had as many meanwhile.
     """
 
     beside: float
@@ -168,6 +169,8 @@ class Operating:
         """Return the most batch requests to run now, beside so many of chat."""
         if self.state is State.IDLE and not chat:
             return most
+        if self.search is not None:
+            most = min(most, math.ceil(self.search.beside))
         return max(0, min(most, math.floor(self.limit + 1e-6) - chat))
 
 
@@ -185,7 +188,7 @@ def step(now: Operating, seen: Seen) -> Operating:
     if now.state is State.IDLE:
         return replace(now, state=State.HOLDS, since=seen.at, most_load=seen.load)
     if now.search is not None:
-        now = replace(now, limit=min(now.chat + now.search.beside, float(max(seen.most, seen.load))))
+        now = replace(now, limit=now.chat + now.search.beside)
     if seen.at - now.batch_at > CLEARED_S:
         return _without_batch(now, seen)
     if is_broken(seen.recent):
@@ -248,15 +251,15 @@ def _average(now: Operating, seen: Seen) -> float:
 
 
 def _search(now: Operating, search: Search, seen: Seen) -> Operating:
-    """Count what was seen into the run; at its end, double what batch has if it had as much."""
+    """Count what was seen into the run; at its end batch may have more, if it had what it might."""
     search = Search(
         search.beside,
         search.seen + seen.fresh.seen,
         search.slow + seen.fresh.slow,
-        search.reached or seen.load >= math.floor(now.limit),
+        search.reached or seen.batch >= math.floor(search.beside),
     )
     if search.seen >= STREAK:
-        search = Search(search.beside * (GROWTH if search.reached else 1))
+        search = Search(min(search.beside * (GROWTH if search.reached else 1), max(1.0, seen.most)))
     return replace(now, search=search, slow_at=seen.at if seen.fresh.slow else now.slow_at, state=State.HOLDS)
 
 

@@ -5,7 +5,7 @@ for meanwhile, as much as a chat prompt of its length does. Four rules bound tha
 
 - So many prompt tokens at most are unread in the engine, one prompt at least: what chat meets that comes after a pause.
 - None is begun while chat waits for its first token, for a second at most: batch must not wait for ever.
-- A long one that is being read when chat comes makes way: it has made no token yet, so nothing that was made is lost.
+- A long one that is being read when chat comes makes way: it has shown no token yet, so only its reading is lost.
 - Beside chat no more tokens a second are read than were measured to hold, where `llmq tune` has measured it.
 """
 
@@ -36,6 +36,12 @@ class Reading:
         if self.tokens_a_second > 0:
             self._next_at = max(now, self._next_at) + tokens / self.tokens_a_second
 
+    def interrupted(self, now: float, tokens: int) -> None:
+        """A prompt of so many tokens made way for chat: it is begun anew, and not while that chat waits."""
+        self.begun_at = now
+        if self.tokens_a_second > 0:
+            self._next_at = max(now, self._next_at - tokens / self.tokens_a_second)
+
     def may_begin(self, now: float, unread: int, waiting: int, chat: bool) -> bool:
         """Whether another batch prompt may be begun, with so many tokens unread and chat requests waiting."""
         if unread >= UNREAD or (waiting and now - self.begun_at < YIELD_S):
@@ -43,6 +49,6 @@ class Reading:
         return not chat or now >= self._next_at
 
 
-def makes_way(prompt: int, made: int) -> bool:
-    """Whether a batch request makes way for chat that comes: its long prompt is being read, it has made no token."""
-    return not made and prompt > UNREAD
+def makes_way(prompt: int, shown: int) -> bool:
+    """Whether a batch request makes way for chat that comes: its long prompt is being read, it has shown no token."""
+    return not shown and prompt > UNREAD

@@ -67,7 +67,7 @@ class Slots:
         self._settings = settings
         self.report = report
         self._most_batch = most_batch
-        self.batch_cap: int | None = None
+        self.batch_cap = most_batch
 
     async def serve_one(self) -> None:
         """Be one slot, until the desk is closed."""
@@ -89,15 +89,14 @@ class Slots:
         return default_reserve(self.concurrency)
 
     @property
-    def _most(self) -> int:
-        """The most batch requests that may run without an objective."""
-        most = max(0, self.concurrency - self.reserve)
-        return most if self._most_batch is None else min(most, self._most_batch)
+    def _unreserved(self) -> int:
+        """The slots that are not kept for chat."""
+        return max(0, self.concurrency - self.reserve)
 
     @property
     def batch_limit(self) -> int:
         """The most batch requests that may run at once, as it was last looked at."""
-        return self._most if self.batch_cap is None else self.batch_cap
+        return self._unreserved if self.batch_cap is None else self.batch_cap
 
     def allowance(self) -> Allowance:
         """Return what may be claimed now."""
@@ -124,11 +123,11 @@ class Slots:
     def load(self) -> Load:
         """Return what the governor goes by."""
         if not self.desk.held.batch:
-            return Load(batch=0, unread=0, most=self._most)
+            return Load(batch=0, unread=0, most=self._unreserved)
         read = {fence for fence, running in self._executor.running.items() if running.tokens}
         held = [lease for lease in self.desk.held if lease.cls is TrafficClass.BATCH]
         unread = sum(max(1, prompt_tokens(lease)) for lease in held if lease.fence not in read)
-        return Load(batch=len(held), unread=unread, most=self._most)
+        return Load(batch=len(held), unread=unread, most=self._unreserved)
 
     def may_start(self, lease: Lease) -> bool:
         """Whether a lease may run beside those that are held: a suspect in its last attempt and batch take turns.
@@ -170,8 +169,10 @@ class Slots:
         """Preempt the batch requests whose prompts are in the way of the chat request that has come."""
         if self.desk.held.batch and self._settings().preempt:
             for fence, running in list(self._executor.running.items()):
-                if _preemptable(running) and self._governing.interrupts(running.lease, running.tokens):
-                    self._executor.stop(fence, Stop.PREEMPTED)
+                if not _preemptable(running) or not self._governing.interrupts(running.lease, running.tokens):
+                    continue
+                if self._executor.stop(fence, Stop.PREEMPTED):
+                    self._governing.interrupted(running.lease)
 
     def settling(self, lease: Lease, outcome: Outcome) -> None:
         """Count an outcome that was left at the desk."""

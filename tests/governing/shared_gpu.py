@@ -158,6 +158,7 @@ class SharedGpu:
         self._governing.cut_off(kept, line.tokens - kept)
         assert line.task is not None
         line.task.cancel()
+        self._loop.call_soon(self._act)  # a line that was handed back may be claimed at once
 
     async def _chat(self, arrival: Arrival) -> None:
         came, lease = self._loop.time(), self._lease(TrafficClass.INTERACTIVE, arrival.prompt)
@@ -168,6 +169,7 @@ class SharedGpu:
         for line in list(self._lines):
             if not line.lease.protected() and self._governing.interrupts(line.lease, line.tokens):
                 self._cut_off(line)
+                self._governing.interrupted(line.lease)
 
         def on_tokens(count: int) -> None:
             nonlocal token

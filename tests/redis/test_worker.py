@@ -17,6 +17,7 @@ from llmq.scheduler.connection import connect
 from llmq.workers import contact as contact_module
 from llmq.workers import desk as desk_module
 from llmq.workers import keeper as keeper_module
+from llmq.workers import reading as reading_module
 from llmq.workers.engines.base import EngineGone, EngineOverloaded, EngineUnclear
 from tests.conftest import OwnServer
 from tests.engine.scripted import Request, ScriptedEngine
@@ -262,8 +263,11 @@ class TestChatAndBatch:
             (await engine.next()).answer()
             await job_ended(redis, "chat")
 
-    async def test_a_long_prompt_that_is_being_read_makes_way_for_chat(self, redis_url: str, redis: Redis) -> None:
-        """With an objective: chat does not wait for thousands of batch tokens to be read; the line runs later."""
+    async def test_a_long_prompt_that_is_being_read_makes_way_for_chat(
+        self, redis_url: str, redis: Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With an objective: chat does not wait for thousands of batch tokens to be read; the line runs after it."""
+        monkeypatch.setattr(reading_module, "YIELD_S", 3.0)  # time to look before the line may be begun beside it
         await configure(redis, ttft_p95="1000")
         long, other = "word " * 1000, "other " * 1000
         await submit_batch(redis, 2, prompts=[long, other])
@@ -273,13 +277,16 @@ class TestChatAndBatch:
             assert (long, other) == (answering.prompt, line.prompt)
             answering.say("its prompt is read")
             await until(lambda: _governor(redis, "idle"))
+            await asyncio.sleep(3.0)  # being read for that long does not bring it back before the chat has its token
             await submit_chat(redis, "chat")
             asked = await engine.next()
             await until(line.aborted.is_set)
             assert not answering.aborted.is_set()
             await until(lambda: _tried(redis, "2-0", (0, 0, 1)))
-            for request in (asked, answering):
-                request.answer()
+            answering.answer()
+            await until(lambda: _has_results(redis, 1))  # a slot is free, and what may be claimed was looked at again
+            assert [asked] == engine.running
+            asked.answer()
             again = await engine.next()
             assert other == again.prompt
             again.answer()
@@ -1153,6 +1160,10 @@ async def _protected_start(redis: Redis) -> bool:
 
 async def _tried(redis: Redis, entry: str, expected: tuple[int, int, int]) -> bool:
     return (await tries(redis)).get(entry) == expected
+
+
+async def _has_results(redis: Redis, count: int) -> bool:
+    return len(await results(redis)) == count
 
 
 async def _governor(redis: Redis, state: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llmq.scheduler.job import TrafficClass
 from llmq.scheduler.lease import Fence, Lease, Why
@@ -130,6 +130,20 @@ def test_beside_chat_prompts_are_read_no_faster_than_was_tuned() -> None:
     assert 3 == worker.cap
     worker.now += 2.0
     assert 4 == worker.cap
+
+
+def test_a_prompt_in_the_way_is_what_first_tokens_wait_for() -> None:
+    """Its beginning that is read again counts too; without an objective for first tokens, nothing makes way."""
+    worker = beside_chat()
+    short, long = (lease(n, TrafficClass.BATCH, prompt) for n, prompt in ((8, UNREAD), (9, UNREAD + 1)))
+    begun = replace(short, kept=b"Once upon a time")
+    interrupts = worker.governing.interrupts
+    assert [False, True, True] == [interrupts(line, 0) for line in (short, long, begun)]
+    assert not interrupts(long, 1)
+    worker.stated = {b"itl_p95": b"100"}
+    worker.step()
+    assert not interrupts(long, 0)
+    assert not Worker(stated={}).governing.interrupts(long, 0)
 
 
 def test_it_says_what_is_asked_what_is_seen_and_what_follows() -> None:

@@ -95,6 +95,7 @@ def test_nothing_known_leaves_batch_a_small_share_beside_what_chat_has() -> None
     assert MOST * FIRST_SHARE == cap(searching(chat=4), chat=4)
     assert MOST * FIRST_SHARE == cap(searching(chat=9), chat=9)
     assert 0 == cap(searching(chat=4), chat=9)  # more chat than there is on average still has its place at once
+    assert MOST * FIRST_SHARE == cap(searching(chat=9), chat=0)  # nor does batch take what chat leaves for a moment
     assert 1 == cap(searching(chat=1, most=4), chat=1)
 
 
@@ -113,14 +114,29 @@ def test_the_search_gives_batch_half_as_much_again_after_each_run_until_the_seco
     assert abs(after.limit - now.limit * (1 - 2 * DROP)) < 0.01
 
 
+def runs_of(now: Operating, batches: list[int], chat: float = 4.0) -> float:
+    """Return what batch may have beside chat after one good run, with so much batch at the moments of the run."""
+    for number, batch in enumerate(batches, 1):
+        now = step(now, seen(21.0 + number / 10, good=STREAK // len(batches), chat=chat, batch=batch))
+    assert now.search is not None
+    return now.search.beside
+
+
 def test_a_search_that_batch_does_not_follow_goes_no_further() -> None:
-    """One batch request where three may run says nothing about four."""
-    now, beside = replace(searching(), search=Search(3.0)), []
-    for number in range(4):
-        now = step(now, seen(21.0 + number, good=STREAK, chat=4, batch=1))
-        assert now.search is not None
-        beside.append(now.search.beside)
-    assert [3.0] * 4 == beside
+    """One batch request where three may run says nothing about four, however much chat there is; three do."""
+    begun = replace(searching(), search=Search(3.0))
+    assert 3.0 == runs_of(begun, [1, 1, 2])
+    assert 3.0 == runs_of(begun, [1, 1, 2], chat=12.0)
+    assert 4.5 == runs_of(begun, [1, 3, 1])
+    assert MOST == runs_of(replace(begun, search=Search(12.0)), [12])
+
+
+def test_a_slow_request_in_a_search_is_news_too() -> None:
+    """What is thrown away right after it moves nothing: the limit waits for what the one brings before the other."""
+    slow = step(searching(), seen(21.0, slow=1, chat=4))
+    assert slow.search is not None
+    assert step(slow, seen(22.0, wasted=WASTE_SHARE * 2, chat=4)).state is State.HOLDS
+    assert step(slow, seen(24.0, wasted=WASTE_SHARE * 2, chat=4)).state is State.WASTE
 
 
 @given(st.lists(EVIDENCE, max_size=20))
@@ -138,10 +154,19 @@ def test_a_search_ends_with_a_breach_and_with_waste(runs: list[Evidence]) -> Non
 
 def test_the_average_of_chat_is_known_from_the_first_second() -> None:
     """It is the average of what was seen so far: a search does not wait ten seconds for it to come up."""
-    now = step(Operating.start(0.0, MOST), seen(0.1, chat=6))
-    for number in range(1, 10):
-        now = step(now, seen(0.1 + number / 10, chat=6))
-    assert abs(now.chat - 6) < 0.1
+    for first in (Operating.start(1000.0, MOST), Operating.start(1000.0, MOST, tuned=8.0)):
+        now = first
+        for number in range(10):
+            now = step(now, seen(1000.1 + number / 10, chat=6))
+        assert abs(now.chat - 6) < 0.1
+
+
+def test_after_a_pause_the_average_begins_anew() -> None:
+    """What chat had before it went away says nothing about how much comes back."""
+    now = step(searching(chat=9), seen(100.0, chat_idle_s=IDLE_S + 1))
+    for number in range(10):
+        now = step(now, seen(100.1 + number / 10, chat=2))
+    assert abs(now.chat - 2) < 0.1
 
 
 def test_what_was_tuned_is_the_beginning() -> None:

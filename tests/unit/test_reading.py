@@ -34,6 +34,26 @@ def test_prompts_keep_to_the_rate_that_was_measured_while_chat_is_here() -> None
 
 def test_a_long_prompt_makes_way_until_its_first_token() -> None:
     """What is read in one step is read before an abort could reach the engine; what has made tokens stays."""
-    assert makes_way(UNREAD + 1, made=0)
-    assert not makes_way(UNREAD, made=0)
-    assert not makes_way(UNREAD + 1, made=1)
+    assert makes_way(UNREAD + 1, shown=0)
+    assert not makes_way(UNREAD, shown=0)
+    assert not makes_way(UNREAD + 1, shown=1)
+
+
+def test_what_made_way_is_not_read_again_while_that_chat_waits() -> None:
+    """However long it had been read: the second of patience begins with the chat that it made way for."""
+    reading = Reading()
+    reading.begun(0.0, 8000)
+    reading.interrupted(5.0, 8000)
+    assert not reading.may_begin(5.1, unread=0, waiting=1, chat=True)
+    assert reading.may_begin(5.1, unread=0, waiting=0, chat=True)
+    assert reading.may_begin(5.0 + YIELD_S, unread=0, waiting=1, chat=True)
+
+
+def test_what_made_way_is_not_counted_as_read() -> None:
+    """At 1,000 tokens a second a prompt of 8,000 that was read for a moment holds back the next one for no longer."""
+    reading = Reading(tokens_a_second=1000.0)
+    reading.begun(0.0, 2000)
+    reading.begun(0.0, 8000)
+    reading.interrupted(0.2, 8000)
+    assert not reading.may_begin(1.9, unread=0, waiting=0, chat=True)
+    assert reading.may_begin(2.0, unread=0, waiting=0, chat=True)

@@ -11,7 +11,7 @@ from llmq.workers.traffic import Arrival, rate_for, recorded, scaled
 from llmq.workers.trial.capacity import Pace, measure_capacity, measure_pace, scale_for
 from llmq.workers.trial.metered import MeteredEngine
 from llmq.workers.trial.phase import Plan
-from llmq.workers.trial.requests import BATCH_PROMPT, Requests
+from llmq.workers.trial.requests import BATCH_ANSWER, BATCH_PROMPT, Requests
 
 #: Slots where neither user nor engine tells them.
 USUAL_SLOTS = 8
@@ -22,7 +22,10 @@ CAPACITY_S = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the user asks of a trial; None is found out. `share` is what chat alone shall use of the engine."""
+    """What the user asks of a trial; None is found out. `share` is what chat alone shall use of the engine.
+
+    `batch_prompt` is how many tokens batch prompts have before scaling, from and to; None: as many as usual.
+    """
 
     seconds: float
     warmup: float
@@ -32,7 +35,7 @@ class Wanted:
     slots: int | None = None
     most_tokens: int = 2000
     trace: Sequence[Arrival] | None = None
-    batch_prompt: tuple[int, int] = BATCH_PROMPT
+    batch_prompt: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,15 @@ async def set_up(engine: MeteredEngine, info: EngineInfo, wanted: Wanted, say: C
     pace = await measure_pace(engine)
     tokens = wanted.tokens or scale_for(pace, trace, wanted.most_tokens)
 
+    span = wanted.batch_prompt or BATCH_PROMPT
+    if wanted.batch_prompt and (longest := round((span[1] + BATCH_ANSWER[1]) * tokens)) > wanted.most_tokens:
+        raise UsageError(
+            f"--batch-prompt: a line of {tokens:g} times {span[1]:,} and an answer has up to {longest:,} tokens, and "
+            f"--most-tokens allows {wanted.most_tokens:,}: raise it, if the engine takes as much"
+        )
+
     def requests() -> Requests:
-        return Requests(pace.wording, tokens, wanted.most_tokens, batch_prompt=wanted.batch_prompt)
+        return Requests(pace.wording, tokens, wanted.most_tokens, batch_prompt=span)
 
     probe = scaled(float("inf"), tokens=tokens, arrivals=trace)[:500]
     capacity = await measure_capacity(engine, requests(), probe, slots, measured_s)
