@@ -108,7 +108,7 @@ def bench(
       llmq bench --engine http://127.0.0.1:8000
       llmq bench --engine sim --seconds 30s
       llmq bench --caps 2,4,8                fixed caps as well
-      llmq bench --batch-prompt 2000-8000 --tokens 1 --most-tokens 9000    long documents in the batch
+      llmq bench --batch-prompt 2000-8000 --tokens 1 --most-tokens 9000
       llmq bench -o reports/tuesday          tuesday.json, .png, .svg
     """
     loaded = load(engine=engine, concurrency=concurrency, redis_url=redis)

@@ -14,11 +14,13 @@ from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from llmq.scheduler import scripts
 from llmq.scheduler.connection import connect
+from llmq.scheduler.tuned import field_of
 from llmq.workers import contact as contact_module
 from llmq.workers import desk as desk_module
 from llmq.workers import keeper as keeper_module
 from llmq.workers import reading as reading_module
 from llmq.workers.engines.base import EngineGone, EngineOverloaded, EngineUnclear
+from llmq.workers.governing import STEP_S
 from tests.conftest import OwnServer
 from tests.engine.scripted import Request, ScriptedEngine
 from tests.redis.serving import (
@@ -319,6 +321,26 @@ class TestChatAndBatch:
             assert not line.aborted.is_set()
             line.answer()
             await batch_ended(redis)
+
+    async def test_chat_does_not_count_against_a_batch_cap(self, redis_url: str, redis: Redis) -> None:
+        """With a limit of 9 and `--batch-cap 1`, batch runs beside three chat requests, and so does the next one."""
+        tuned = '{"batch": 5, "prefill_tps": 1e6, "alone_s": 0.1, "chat_rate": 1.0, "at": 0.0, "chat": 3.0}'
+        await configure(redis, ttft_p95="1000", **{field_of("scripted", ["model"]): tuned})
+        engine = ScriptedEngine(8)
+        async with serving(redis_url, engine, reserve=0, batch_cap=1):
+            for number in range(3):
+                await submit_chat(redis, f"chat {number}")
+                (await engine.next()).say("Hello")
+            await until(lambda: _governor(redis, "holds"))
+            for batch in ("first", "second"):
+                await submit_batch(redis, 1, batch=batch)
+                line = await engine.next()
+                assert 4 == len(engine.running)
+                line.answer()
+                await batch_ended(redis, batch)
+                await asyncio.sleep(3 * STEP_S)  # the governor looks at what is left
+            for request in list(engine.running):
+                request.answer()
 
     async def test_the_reserve_is_kept_free_of_batch(self, redis_url: str, redis: Redis) -> None:
         """Of 4 slots with a reserve of 1, batch takes 3; chat starts in the fourth, and nothing is preempted."""
