@@ -336,9 +336,10 @@ class TestChatAndBatch:
                 await submit_batch(redis, 1, batch=batch)
                 line = await engine.next()
                 assert 4 == len(engine.running)
+                await asyncio.sleep(3 * STEP_S)  # the governor looks at it
                 line.answer()
                 await batch_ended(redis, batch)
-                await asyncio.sleep(3 * STEP_S)  # the governor looks at what is left
+                await asyncio.sleep(3 * STEP_S)  # and at what is left
             for request in list(engine.running):
                 request.answer()
 
