@@ -1,8 +1,8 @@
-"""The governor: how much a worker may take, and which request makes way for chat.
+"""Allowance: how much a worker may claim, and which request is preempted.
 
-Data in, decision out: nothing here touches a network or a clock. The rule is the fixed one: a reserve of free slots for
-chat, and preemption of the youngest unprotected batch request when chat finds none. What is decided here becomes the
-arguments of the claim script; which job then runs is decided there alone.
+Data in, decision out: nothing here touches a network or a clock. The rule is a reserve of free slots for chat, whatever
+cap others give batch (the governor, the gate), and preemption of the youngest unprotected batch request when chat finds
+none. What is decided here becomes the arguments of the claim script; which job then runs is decided there alone.
 """
 
 from __future__ import annotations

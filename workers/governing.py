@@ -22,10 +22,10 @@ from llmq.workers.chat_signal import ChatSignal, Evidence, Objective
 from llmq.workers.governor import WASTE_SHARE, Operating, Seen, State, step
 from llmq.workers.reading import Reading, makes_way
 
-#: A step takes some 20 us; ten a second answer a burst by its second slow request.
+#: A step takes some 20 us; ten a second answer a burst by its third slow request.
 STEP_S = 0.1
 
-#: How far the evidence of a breach goes back; what is older has moved the cap already.
+#: How far the evidence of a breach goes back; what is older has moved the limit already.
 RECENT_S = 5.0
 
 #: Over so long what was thrown away is compared with what was made.
@@ -42,6 +42,7 @@ FLEET_LIMIT = 2.0
 MEANING = {
     State.FIXED: "the reserve alone holds",
     State.IDLE: "no chat: batch may have all slots but the reserve",
+    State.SEARCH: "nothing is known yet: batch has more after each good run",
     State.HOLDS: "the limit feels its way",
     State.CUT: "too many were slow: the limit was halved",
     State.WASTE: "preemption threw too much away: the limit gives way",
@@ -160,7 +161,7 @@ class Governing:
             if self._operating is not None:
                 self._look(self._load())
         else:
-            self._reading.begun(self._clock(), prompt_tokens(lease))
+            self._reading.begun(self._clock(), prompt_tokens(lease), self.signal.present)
 
     def begun(self, lease: Lease) -> Callable[[], None]:
         """The first token of an answer came; return what is called with each other one."""

@@ -9,9 +9,9 @@ The limit is on all that is in flight: batch may have what chat in flight leaves
 that chat comes, before anybody was slow, and has it back when chat goes. How the limit moves, and why:
 
 - *It begins with a search.* Nothing is known yet: batch has a small share of the slots beside the chat that there is on
-  average, and half as much again after each run of requests of which at most one was slow. Chat alone has slow ones
-  too, and one of them would end the search by luck; the second one ends it. While it lasts batch has no more than its
-  share, however little chat there is.
+  average, and half as much again after each run of requests in which it had its share and at most one was slow. Chat
+  alone has slow ones too, and one of them would end the search by luck; the second one ends it. While chat is here,
+  batch has no more than its share, however little chat that is.
 - *Every request counts, once.* From then on a request within the objective moves the limit up by a little, a slow one
   down by 66 times as much: it comes to rest where three requests in 200 are slow. No window has to fill first, so
   sparse traffic is as good as dense, only slower.
@@ -21,9 +21,9 @@ that chat comes, before anybody was slow, and has it back when chat goes. How th
   the limit, and does not move it. A limit that nobody reaches is not raised.
 - *No chat, no limit.* After a while without chat all slots but the reserve are batch's; the limit holds again from the
   first chat request on.
-- *A cut without batch is no cut.* Where chat is slow on its own, the limit stays, and the state says so. What chat sees
-  while no batch runs says nothing about batch: after a run of requests that were not slow, one is tried again; after
-  twice as long a run each time, where even that one was too much.
+- *Chat that is slow without batch moves nothing.* The limit stays, and the state says so. What chat sees while no batch
+  runs says nothing about batch: after a row of requests that were not slow, one is tried again; after twice as long a
+  row each time, where even that one was too much.
 - *Waste is bounded.* Where chat finds no free slot it preempts; what that throws away counts against the limit too.
 """
 
@@ -54,7 +54,8 @@ LEAST_SCALE = 2.0
 #: After so long without chat batch may have all slots.
 IDLE_S = 20.0
 
-#: So many requests in a row that were not slow are good news: one run in five where one request in 20 is slow.
+#: So many requests make a run of the search; so many in a row that were not slow are good news: one in five such rows
+#: where one request in 20 is slow.
 STREAK = 30
 
 #: The search: what batch has beside chat in the beginning, as a share of what it may have (at least one request), and
@@ -67,8 +68,8 @@ LUCK = 1
 CLEARED_S = 2.0
 PROBE = 1.2
 
-#: Where even one batch request was too much, each trial waits for twice as many good ones, up to so many. The first
-#: one waits for so many where `llmq tune` has found it to be too much.
+#: Where even one batch request was too much, each trial waits for twice as many good requests, up to MOST_PATIENCE.
+#: Where `llmq tune` has found one to be too much, the first trial waits for TUNED_PATIENCE.
 MOST_PATIENCE = 16 * STREAK
 TUNED_PATIENCE = 4 * STREAK
 
@@ -86,6 +87,7 @@ class State(StrEnum):
 
     FIXED = "fixed"  # no objective, or nothing to measure: the reserve alone
     IDLE = "idle"  # no chat: batch has all slots but the reserve
+    SEARCH = "search"  # nothing is known yet: batch has a share beside chat, and more of it after each good run
     HOLDS = "holds"  # the objective holds, or a slow request has just moved the limit
     CUT = "cut"  # the objective was broken; the limit was halved, or the cut has yet to take effect
     WASTE = "waste"  # chat preempts too much: the limit leaves it more free slots
@@ -260,7 +262,7 @@ def _search(now: Operating, search: Search, seen: Seen) -> Operating:
     )
     if search.seen >= STREAK:
         search = Search(min(search.beside * (GROWTH if search.reached else 1), max(1.0, seen.most)))
-    return replace(now, search=search, slow_at=seen.at if seen.fresh.slow else now.slow_at, state=State.HOLDS)
+    return replace(now, search=search, slow_at=seen.at if seen.fresh.slow else now.slow_at, state=State.SEARCH)
 
 
 def _move(now: Operating, seen: Seen) -> Operating:

@@ -55,6 +55,7 @@ def _params(options: argparse.Namespace) -> xllamacpp.CommonParams:
     params.n_ctx = options.context * options.slots
     params.cont_batching = True
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.cache_ram_mib = 0  # else it copies every prompt into memory, and gets slower and larger with each
     params.endpoint_metrics = True
     params.endpoint_slots = True
     if options.api_key:

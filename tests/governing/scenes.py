@@ -77,7 +77,7 @@ def scenes() -> list[Scene]:
     """Return the scenes of the report."""
     return [
         Scene(
-            "recorded chat, 64 slots, 4.9 requests a second",
+            "recorded chat, 64 slots, 4.7 requests a second",
             LARGE,
             [recorded_slice(begin, 0.95) for begin in (0, 300, 600)],
             (1, 2, 4, 6, 8, 16, 24, 40),

@@ -135,7 +135,7 @@ def test_a_slow_request_in_a_search_is_news_too() -> None:
     """What is thrown away right after it moves nothing: the limit waits for what the one brings before the other."""
     slow = step(searching(), seen(21.0, slow=1, chat=4))
     assert slow.search is not None
-    assert step(slow, seen(22.0, wasted=WASTE_SHARE * 2, chat=4)).state is State.HOLDS
+    assert step(slow, seen(22.0, wasted=WASTE_SHARE * 2, chat=4)).state is State.SEARCH
     assert step(slow, seen(24.0, wasted=WASTE_SHARE * 2, chat=4)).state is State.WASTE
 
 

@@ -17,7 +17,7 @@ def test_long_prompts_are_read_one_at_a_time_and_short_ones_together() -> None:
 def test_no_prompt_is_begun_while_chat_waits_but_for_a_second_only() -> None:
     """Chat comes first; a chat request that waits for long does not stop batch altogether."""
     reading = Reading()
-    reading.begun(10.0, 100)
+    reading.begun(10.0, 100, chat=True)
     assert reading.may_begin(10.1, unread=0, waiting=0, chat=True)
     assert not reading.may_begin(10.1, unread=0, waiting=1, chat=True)
     assert reading.may_begin(10.0 + YIELD_S, unread=0, waiting=1, chat=True)
@@ -26,7 +26,7 @@ def test_no_prompt_is_begun_while_chat_waits_but_for_a_second_only() -> None:
 def test_prompts_keep_to_the_rate_that_was_measured_while_chat_is_here() -> None:
     """1,000 tokens at 500 a second: the next one two seconds later, however short it is. Without chat at once."""
     reading = Reading(tokens_a_second=500.0)
-    reading.begun(0.0, 1000)
+    reading.begun(0.0, 1000, chat=True)
     assert not reading.may_begin(1.9, unread=0, waiting=0, chat=True)
     assert reading.may_begin(1.9, unread=0, waiting=0, chat=False)
     assert reading.may_begin(2.0, unread=0, waiting=0, chat=True)
@@ -42,7 +42,7 @@ def test_a_long_prompt_makes_way_until_its_first_token() -> None:
 def test_what_made_way_is_not_read_again_while_that_chat_waits() -> None:
     """However long it had been read: the second of patience begins with the chat that it made way for."""
     reading = Reading()
-    reading.begun(0.0, 8000)
+    reading.begun(0.0, 8000, chat=False)
     reading.interrupted(5.0, 8000)
     assert not reading.may_begin(5.1, unread=0, waiting=1, chat=True)
     assert reading.may_begin(5.1, unread=0, waiting=0, chat=True)
@@ -52,8 +52,16 @@ def test_what_made_way_is_not_read_again_while_that_chat_waits() -> None:
 def test_what_made_way_is_not_counted_as_read() -> None:
     """At 1,000 tokens a second a prompt of 8,000 that was read for a moment holds back the next one for no longer."""
     reading = Reading(tokens_a_second=1000.0)
-    reading.begun(0.0, 2000)
-    reading.begun(0.0, 8000)
+    reading.begun(0.0, 2000, chat=True)
+    reading.begun(0.0, 8000, chat=True)
     reading.interrupted(0.2, 8000)
     assert not reading.may_begin(1.9, unread=0, waiting=0, chat=True)
     assert reading.may_begin(2.0, unread=0, waiting=0, chat=True)
+
+
+def test_what_was_read_without_chat_is_no_debt() -> None:
+    """An hour of batch alone, far above the rate that holds beside chat, holds back nothing when chat comes."""
+    reading = Reading(tokens_a_second=100.0)
+    for second in range(3600):
+        reading.begun(float(second), 1000, chat=False)
+    assert reading.may_begin(3600.0, unread=0, waiting=0, chat=True)

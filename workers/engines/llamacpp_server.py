@@ -53,6 +53,8 @@ def _params(xllamacpp: Any, options: argparse.Namespace) -> Any:
     # llama.cpp divides its context by the slots.
     params.n_ctx = options.context * options.slots
     params.cont_batching = True
+    # Else it keeps a copy of each prompt's state, up to 8 GiB, and looks through all of them for the next one.
+    params.cache_ram_mib = 0
     params.endpoint_metrics = True
     params.endpoint_slots = True
     if options.threads:
