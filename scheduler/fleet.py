@@ -29,9 +29,9 @@ class WorkerStatus:
     """One worker. `state` is starting, ready, draining, engine_down or silent; times are seconds since the epoch.
 
     `batch_cap` is the most batch requests that it runs at a time now, `reserve` the slots that it keeps free for chat.
-    `governor` is what sets the cap (fixed, idle, search, holds, cut, waste, own_load), `governor_why` its objective and its
-    reason in words; of `chat_seen` first tokens of the last
-    seconds `chat_far_over` came later than twice the objective.
+    `governor` is what sets the cap (fixed, idle, search, holds, cut, waste, own_load), `governor_why` its objective and
+    its reason in words; of `chat_seen` first tokens of the last seconds `chat_far_over` came later than twice the
+    objective.
     `claimed_s` is how long ago it claimed, or started if it has not yet. `measures` are the fields `m.*` of its
     heartbeat.
     """

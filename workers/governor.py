@@ -9,8 +9,8 @@ The limit is on all that is in flight: batch may have what chat in flight leaves
 that chat comes, before anybody was slow, and has it back when chat goes. How the limit moves, and why:
 
 - *It begins with a search.* Nothing is known yet: batch has a small share of the slots beside the chat that there is on
-  average, and half as much again after each run of requests in which it had its share and at most one was slow. Chat
-  alone has slow ones too, and one of them would end the search by luck; the second one ends it. While chat is here,
+  average, and half as much again after each run of requests in which it had its share and at most one was slow. The
+  second slow one ends the search. While chat is here,
   batch has no more than its share, however little chat that is.
 - *Every request counts, once.* From then on a request within the objective moves the limit up by a little, a slow one
   down by 66 times as much: it comes to rest where three requests in 200 are slow. No window has to fill first, so
@@ -22,8 +22,8 @@ that chat comes, before anybody was slow, and has it back when chat goes. How th
 - *No chat, no limit.* After a while without chat all slots but the reserve are batch's; the limit holds again from the
   first chat request on.
 - *Chat that is slow without batch moves nothing.* The limit stays, and the state says so. What chat sees while no batch
-  runs says nothing about batch: after a row of requests that were not slow, one is tried again; after twice as long a
-  row each time, where even that one was too much.
+  runs says nothing about batch: after a good run one request is tried again; after twice as long a run each time, where
+  even that one was too much.
 - *Waste is bounded.* Where chat finds no free slot it preempts; what that throws away counts against the limit too.
 """
 
@@ -54,15 +54,15 @@ LEAST_SCALE = 2.0
 #: After so long without chat batch may have all slots.
 IDLE_S = 20.0
 
-#: So many requests make a run of the search; so many in a row that were not slow are good news: one in five such rows
-#: where one request in 20 is slow.
-STREAK = 30
+#: So many requests make a run, and a good one where at most so many of them were slow: chat alone has slow ones too,
+#: and with none allowed luck decides. Two runs in three are good where one request in 25 is slow.
+RUN = 30
+LUCK = 1
 
 #: The search: what batch has beside chat in the beginning, as a share of what it may have (at least one request), and
-#: how much it grows with each run of STREAK requests that holds at most so many slow ones.
+#: how much it grows with each good run.
 FIRST_SHARE = 1 / 8
 GROWTH = 1.5
-LUCK = 1
 
 #: So long after its last request batch is no cause of what chat sees; and with how much it is tried again.
 CLEARED_S = 2.0
@@ -70,8 +70,8 @@ PROBE = 1.2
 
 #: Where even one batch request was too much, each trial waits for twice as many good requests, up to MOST_PATIENCE.
 #: Where `llmq tune` has found one to be too much, the first trial waits for TUNED_PATIENCE.
-MOST_PATIENCE = 16 * STREAK
-TUNED_PATIENCE = 4 * STREAK
+MOST_PATIENCE = 16 * RUN
+TUNED_PATIENCE = 4 * RUN
 
 #: Over so long the chat in flight is averaged.
 LEVEL_S = 10.0
@@ -119,6 +119,10 @@ class Seen:
         return self.batch + self.chat
 
 
+#: A run that has just begun.
+NOTHING = Evidence()
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
     """The beginning: batch has `beside` requests beside chat's average; of `seen` requests so far `slow` were slow.
@@ -137,7 +141,7 @@ class Operating:
     """The operating point: the limit, and what is known about it.
 
     Since `since` at most `most_load` requests were in flight, and lately `chat` of chat on average (counted from
-    `chat_from` on); at `batch_at` the last of batch ran. After `patience` good requests in a row one batch request is
+    `chat_from` on); at `batch_at` the last of batch ran. After a good run of `patience` requests one batch request is
     tried, where the limit has room for none. `search` is the beginning, while it lasts.
     """
 
@@ -145,8 +149,8 @@ class Operating:
     at: float
     since: float
     slow_at: float = -math.inf
-    streak: int = 0
-    patience: int = STREAK
+    run: Evidence = NOTHING
+    patience: int = RUN
     search: Search | None = None
     most_load: int = 0
     chat: float = 0.0
@@ -162,7 +166,7 @@ class Operating:
         without it the search begins.
         """
         if tuned is not None:
-            patience = STREAK if tuned else TUNED_PATIENCE
+            patience = RUN if tuned else TUNED_PATIENCE
             return cls(limit=tuned, at=at, since=at, patience=patience, chat_from=at)
         beside = max(1.0, most * FIRST_SHARE)
         return cls(limit=1 + beside, at=at, since=at, search=Search(beside), chat_from=at)
@@ -221,15 +225,21 @@ def _without_batch(now: Operating, seen: Seen) -> Operating:
 
     Beside the chat that is there on average: a moment of much chat that went well does not say that as much batch does.
     """
-    good, slow = seen.fresh.seen - seen.fresh.slow, seen.fresh.slow
-    streak = 0 if slow else now.streak + good
-    if now.limit < 1 and streak >= now.patience:
+    needed = now.patience if now.limit < 1 else RUN
+    run = _run(now, seen, needed)
+    if run.seen < needed:
+        state = State.OWN_LOAD if seen.fresh.slow else now.state
+        return replace(now, run=run, since=seen.at, most_load=0, state=state)
+    if now.limit < 1:
         now = replace(now, patience=min(2 * now.patience, MOST_PATIENCE))
-    elif now.limit < 1 or streak < STREAK:
-        state = State.OWN_LOAD if slow else now.state
-        return replace(now, streak=streak, since=seen.at, most_load=0, state=state)
     limit = max(now.limit, now.chat + min(PROBE, float(seen.most)))
-    return replace(now, limit=limit, streak=0, since=seen.at, most_load=0, state=State.HOLDS)
+    return replace(now, limit=limit, run=NOTHING, since=seen.at, most_load=0, state=State.HOLDS)
+
+
+def _run(now: Operating, seen: Seen, needed: int) -> Evidence:
+    """Return the run with what is new; of `needed` requests it may hold as large a share of slow ones as a search."""
+    run = now.run + seen.fresh
+    return NOTHING if run.slow * RUN > LUCK * needed else run
 
 
 def _cut(now: Operating, seen: Seen) -> Operating:
@@ -239,7 +249,7 @@ def _cut(now: Operating, seen: Seen) -> Operating:
         limit=min(now.limit, now.most_load) / 2,
         since=seen.at,
         slow_at=seen.at,
-        streak=0,
+        run=NOTHING,
         search=None,
         most_load=seen.load,
         state=State.CUT,
@@ -260,7 +270,7 @@ def _search(now: Operating, search: Search, seen: Seen) -> Operating:
         search.slow + seen.fresh.slow,
         search.reached or seen.batch >= math.floor(search.beside),
     )
-    if search.seen >= STREAK:
+    if search.seen >= RUN:
         search = Search(min(search.beside * (GROWTH if search.reached else 1), max(1.0, seen.most)))
     return replace(now, search=search, slow_at=seen.at if seen.fresh.slow else now.slow_at, state=State.SEARCH)
 
@@ -271,7 +281,7 @@ def _move(now: Operating, seen: Seen) -> Operating:
     let_pass = now.search.slow if now.search is not None else 0
     step_down = DROP * max(LEAST_SCALE, now.limit)
     limit = now.limit - (slow + let_pass) * step_down
-    streak = 0 if slow else now.streak + good
+    run = _run(now, seen, RUN)
     # A limit that is not reached says nothing about what would be if it were.
     if seen.load >= math.floor(now.limit):
         limit += good * step_down * AIM / (1 - AIM)
@@ -279,8 +289,8 @@ def _move(now: Operating, seen: Seen) -> Operating:
         now,
         limit=min(max(limit, 0.0), float(max(seen.most, seen.load))),
         slow_at=seen.at if slow else now.slow_at,
-        streak=streak,
-        patience=STREAK if streak >= STREAK else now.patience,
+        run=run if run.seen < RUN else NOTHING,
+        patience=RUN if run.seen >= RUN else now.patience,
         search=None,
         state=State.HOLDS,
     )

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: While so many prompt tokens of batch are unread, no prompt is begun: about what engines read in one step. One of no more
-#: is read before its abort would reach the engine.
+#: While so many prompt tokens of batch are unread, no prompt is begun: about what engines read in one step. One of no
+#: more is read before its abort would reach the engine.
 UNREAD = 512
 
 #: While chat waits for its first token, the next batch prompt is begun so long after the last one at the earliest.
@@ -34,7 +34,7 @@ class Reading:
     _next_at: float = -math.inf
 
     def begun(self, now: float, tokens: int, chat: bool) -> None:
-        """A batch prompt of so many tokens is being read, beside chat or not: what is read without chat costs nobody."""
+        """A batch prompt of so many tokens is being read, beside chat or not: what is read without it costs nobody."""
         self.begun_at = now
         if chat and self.tokens_a_second > 0:
             self._next_at = max(now, self._next_at) + tokens / self.tokens_a_second

@@ -14,7 +14,7 @@ from llmq.workers.governor import (
     DROP,
     FIRST_SHARE,
     IDLE_S,
-    STREAK,
+    RUN,
     TUNED_PATIENCE,
     WASTE_SHARE,
     Operating,
@@ -103,7 +103,7 @@ def test_the_search_gives_batch_half_as_much_again_after_each_run_until_the_seco
     """One slow request in a run is chat's own as often as not; two of a run end the search, and both of them count."""
     now, caps = searching(), []
     for number in range(4):
-        now = step(now, seen(21.0 + number, good=STREAK - 1, slow=1, chat=4))
+        now = step(now, seen(21.0 + number, good=RUN - 1, slow=1, chat=4))
         now = step(now, seen(21.1 + number, chat=4))
         caps.append(cap(now, chat=4))
     assert [3, 4, 6, 10] == caps
@@ -117,7 +117,7 @@ def test_the_search_gives_batch_half_as_much_again_after_each_run_until_the_seco
 def runs_of(now: Operating, batches: list[int], chat: float = 4.0) -> float:
     """Return what batch may have beside chat after one good run, with so much batch at the moments of the run."""
     for number, batch in enumerate(batches, 1):
-        now = step(now, seen(21.0 + number / 10, good=STREAK // len(batches), chat=chat, batch=batch))
+        now = step(now, seen(21.0 + number / 10, good=RUN // len(batches), chat=chat, batch=batch))
     assert now.search is not None
     return now.search.beside
 
@@ -256,7 +256,7 @@ def test_without_batch_chat_s_own_slowness_counts_for_nothing() -> None:
 def test_batch_that_had_to_leave_altogether_is_tried_again() -> None:
     """Chat fills the whole limit; a run of good requests lets one batch request in on top, and so leads to evidence."""
     full = replace(beside_chat(limit=0.4), chat=5.0)
-    now = step(full, seen(CLEARED_S + 1, good=STREAK - 1, batch=0, chat=5))
+    now = step(full, seen(CLEARED_S + 1, good=RUN - 1, batch=0, chat=5))
     assert 0 == cap(now, chat=5)
     now = step(now, seen(CLEARED_S + 2, good=1, batch=0, chat=5))
     assert (1, State.HOLDS) == (cap(now, chat=5), now.state)
@@ -265,7 +265,7 @@ def test_batch_that_had_to_leave_altogether_is_tried_again() -> None:
 def test_a_moment_of_much_chat_does_not_let_as_much_batch_in() -> None:
     """The run of good requests ends in a burst: batch may have one, not as many as chat has at that moment."""
     calm = replace(beside_chat(limit=0.4), at=CLEARED_S + 0.9, chat=0.5)
-    now = step(calm, seen(CLEARED_S + 1, good=STREAK, batch=0, chat=8))
+    now = step(calm, seen(CLEARED_S + 1, good=RUN, batch=0, chat=8))
     assert (1, 0) == (cap(now), cap(now, chat=1))
 
 
@@ -276,7 +276,19 @@ def test_where_tune_found_one_to_be_too_much_it_is_tried_late() -> None:
     now = step(now, seen(CLEARED_S + 1, good=TUNED_PATIENCE - 1, batch=0))
     assert 0 == cap(now)
     assert 1 == cap(step(now, seen(CLEARED_S + 2, good=1, batch=0)))
-    assert STREAK == Operating.start(0.0, MOST, 4.0).patience
+    assert RUN == Operating.start(0.0, MOST, 4.0).patience
+
+
+def test_chat_s_own_slow_requests_do_not_put_a_trial_off_for_ever() -> None:
+    """Of chat alone one in 30 may be slow; with more, the run begins anew."""
+    now = step(beside_chat(limit=0.4), seen(CLEARED_S + 1, good=RUN - 2, slow=1, batch=0))
+    assert 1 == cap(step(now, seen(CLEARED_S + 2, good=1, batch=0)))
+    now = step(now, seen(CLEARED_S + 2, slow=1, batch=0))
+    assert 0 == cap(step(now, seen(CLEARED_S + 3, good=RUN - 1, batch=0)))
+    assert 1 == cap(step(now, seen(CLEARED_S + 3, good=RUN, batch=0)))
+    late = replace(Operating.start(0.0, MOST, 0.0), state=State.HOLDS)
+    assert 1 == cap(step(late, seen(CLEARED_S + 1, good=TUNED_PATIENCE - 4, slow=4, batch=0)))
+    assert 0 == cap(step(late, seen(CLEARED_S + 1, good=TUNED_PATIENCE - 5, slow=5, batch=0)))
 
 
 def test_where_even_one_is_too_much_it_is_tried_less_and_less_often() -> None:
@@ -288,9 +300,9 @@ def test_where_even_one_is_too_much_it_is_tried_less_and_less_often() -> None:
             now, good = step(now, seen(100.0 * number + CLEARED_S + 1 + good / 10, good=1, batch=0)), good + 1
         waits.append(good)
         now = replace(now, limit=0.4, batch_at=100.0 * number + 90)
-    assert [STREAK, 2 * STREAK, 4 * STREAK, 8 * STREAK] == waits
-    now = step(replace(now, limit=1.2), seen(500.0, good=STREAK, batch=1))
-    assert STREAK == now.patience
+    assert [RUN, 2 * RUN, 4 * RUN, 8 * RUN] == waits
+    now = step(replace(now, limit=1.2), seen(500.0, good=RUN, batch=1))
+    assert RUN == now.patience
 
 
 def test_a_limit_of_nothing_comes_up_again() -> None:
