@@ -13,8 +13,9 @@ that chat comes, before anybody was slow, and has it back when chat goes. How th
   second slow one ends the search. While chat is here,
   batch has no more than its share, however little chat that is.
 - *Every request counts, once.* From then on a request within the objective moves the limit up by a little, a slow one
-  down by 66 times as much: it comes to rest where three requests in 200 are slow. No window has to fill first, so
-  sparse traffic is as good as dense, only slower.
+  down by 66 times as much: it comes to rest where three requests in 200 are slow; or a little above what chat has
+  without batch, where that has been seen and is more. No window has to fill first, so sparse traffic is as good as
+  dense, only slower.
 - *Down in proportion, up by steps.* What a slow request costs is a share of the limit, so that one that is far too
   high falls fast; many slow ones at once, more than luck explains, halve it.
 - *A cut counts when it has taken effect.* While more batch runs than a cut allows, what chat sees says nothing about
@@ -41,6 +42,14 @@ SLOW_SHARE = 0.05
 #: The limit comes to rest where this share is slow. Bursts push the share over it, and where slots run out the slowest
 #: requests are far slower than the others: aiming at all 5 % would miss the p95.
 AIM = 0.015
+
+#: Where chat without batch has slow requests of its own: so much more than that, and never more than MOST_AIM. Else
+#: batch would have to leave for what it is no cause of. After ALONE_HALF requests without batch older ones count half;
+#: ALONE_DOUBT good ones are added to them, so that a few say little.
+AIM_BESIDE = 0.01
+MOST_AIM = 0.04
+ALONE_HALF = 200
+ALONE_DOUBT = 60
 
 #: A slow request takes this share off the limit; smaller is steadier, and slower to find the place.
 DROP = 0.05
@@ -143,6 +152,7 @@ class Operating:
     Since `since` at most `most_load` requests were in flight, and lately `chat` of chat on average (counted from
     `chat_from` on); at `batch_at` the last of batch ran. After a good run of `patience` requests one batch request is
     tried, where the limit has room for none. `search` is the beginning, while it lasts.
+    Of chat without batch `alone_slow` of `alone_seen` requests were slow, those of long ago counted less.
     """
 
     limit: float
@@ -150,6 +160,8 @@ class Operating:
     since: float
     slow_at: float = -math.inf
     run: Evidence = NOTHING
+    alone_seen: float = 0.0
+    alone_slow: float = 0.0
     patience: int = RUN
     search: Search | None = None
     most_load: int = 0
@@ -157,6 +169,12 @@ class Operating:
     chat_from: float = 0.0
     batch_at: float = -math.inf
     state: State = State.IDLE
+
+    @property
+    def aim(self) -> float:
+        """The share of slow requests at which the limit rests: above what chat has without batch, where it is known."""
+        own = self.alone_slow / (self.alone_seen + ALONE_DOUBT)
+        return min(max(AIM, own + AIM_BESIDE), MOST_AIM)
 
     @classmethod
     def start(cls, at: float, most: int, tuned: float | None = None) -> Operating:
@@ -225,6 +243,12 @@ def _without_batch(now: Operating, seen: Seen) -> Operating:
 
     Beside the chat that is there on average: a moment of much chat that went well does not say that as much batch does.
     """
+    faded = 0.5 ** (seen.fresh.seen / ALONE_HALF)
+    now = replace(
+        now,
+        alone_seen=now.alone_seen * faded + seen.fresh.seen,
+        alone_slow=now.alone_slow * faded + seen.fresh.slow,
+    )
     needed = now.patience if now.limit < 1 else RUN
     run = _run(now, seen, needed)
     if run.seen < needed:
@@ -284,7 +308,7 @@ def _move(now: Operating, seen: Seen) -> Operating:
     run = _run(now, seen, RUN)
     # A limit that is not reached says nothing about what would be if it were.
     if seen.load >= math.floor(now.limit):
-        limit += good * step_down * AIM / (1 - AIM)
+        limit += good * step_down * now.aim / (1 - now.aim)
     return replace(
         now,
         limit=min(max(limit, 0.0), float(max(seen.most, seen.load))),

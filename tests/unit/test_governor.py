@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from llmq.workers.chat_signal import Evidence
 from llmq.workers.governor import (
     AIM,
+    AIM_BESIDE,
     CLEARED_S,
     DROP,
     FIRST_SHARE,
     IDLE_S,
+    MOST_AIM,
     RUN,
     TUNED_PATIENCE,
     WASTE_SHARE,
@@ -181,6 +183,35 @@ def test_a_slow_request_weighs_as_much_as_many_good_ones() -> None:
     up = step(replace(beside_chat(), limit=down), seen(0.2, good=round(1 / AIM) - 1)).limit
     assert down == 8 * (1 - DROP)
     assert abs(up - 8) < 0.2
+
+
+def test_where_chat_alone_has_slow_requests_batch_need_not_leave_for_them() -> None:
+    """Of chat without batch 2 % are slow, so the limit rests at one more; a p95 allows 5 %, so never at more than 4."""
+
+    def after(good: int, slow: int) -> Operating:
+        now = beside_chat(limit=8.0)
+        for number in range(400):
+            fresh = Evidence(good + slow, slow)
+            now = step(now, replace(seen(CLEARED_S + 1 + number / 10, batch=0), fresh=fresh))
+        return now
+
+    assert AIM == beside_chat().aim == after(100, 0).aim
+    own = after(98, 2)
+    assert 0.015 + AIM_BESIDE < own.aim < 0.02 + AIM_BESIDE
+    assert MOST_AIM == after(50, 50).aim
+    down = step(replace(own, limit=8.0, batch_at=60.0), seen(60.0, slow=1))
+    up = step(down, seen(60.1, good=round(1 / own.aim) - 1))
+    assert abs(up.limit - 8) < 0.2
+
+
+def test_what_chat_was_alone_long_ago_fades() -> None:
+    """A bad night does not excuse batch for ever."""
+    now = step(beside_chat(), seen(CLEARED_S + 1, slow=30, good=70, batch=0))
+    assert MOST_AIM == now.aim
+    for number in range(20):
+        now = step(now, seen(CLEARED_S + 2 + number, good=100, batch=0))
+    assert AIM == now.aim
+    assert step(beside_chat(), seen(CLEARED_S + 1, slow=1, good=1, batch=0)).aim < 2 * AIM  # two requests say little
 
 
 def test_it_converges_to_the_limit_at_which_as_many_are_slow_as_it_aims_at() -> None:
