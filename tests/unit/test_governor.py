@@ -201,7 +201,7 @@ def test_where_chat_alone_has_slow_requests_batch_need_not_leave_for_them() -> N
     assert MOST_AIM == after(50, 50).aim
     down = step(replace(own, limit=8.0, batch_at=60.0), seen(60.0, slow=1))
     up = step(down, seen(60.1, good=round(1 / own.aim) - 1))
-    assert abs(up.limit - 8) < 0.2
+    assert abs(up.limit - 8) < 0.05
 
 
 def test_what_chat_was_alone_long_ago_fades() -> None:
