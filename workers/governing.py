@@ -138,9 +138,9 @@ class Governing:
         asked = self._operating is not None and self.signal.objective.ttft_p95_s is not None
         return asked and makes_way(prompt_tokens(lease), shown)
 
-    def interrupted(self, lease: Lease) -> None:
+    def interrupted(self) -> None:
         """A batch request was preempted because its prompt was in the way."""
-        self._reading.interrupted(self._clock(), prompt_tokens(lease))
+        self._reading.interrupted(self._clock())
 
     def _reason(self) -> str:
         """Say why the cap is what it is: the objective, what is seen of it, and what follows."""

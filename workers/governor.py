@@ -10,8 +10,7 @@ that chat comes, before anybody was slow, and has it back when chat goes. How th
 
 - *It begins with a search.* Nothing is known yet: batch has a small share of the slots beside the chat that there is on
   average, and half as much again after each run of requests in which it had its share and at most one was slow. The
-  second slow one ends the search. While chat is here,
-  batch has no more than its share, however little chat that is.
+  second slow one ends the search. While chat is here, batch has no more than its share, however little chat that is.
 - *Every request counts, once.* From then on a request within the objective moves the limit up by a little, a slow one
   down by 66 times as much: it comes to rest where three requests in 200 are slow; or a little above what chat has
   without batch, where that has been seen and is more. No window has to fill first, so sparse traffic is as good as

@@ -32,18 +32,23 @@ class Reading:
     tokens_a_second: float = 0.0
     begun_at: float = -math.inf
     _next_at: float = -math.inf
+    _billed_s: float = 0.0
 
     def begun(self, now: float, tokens: int, chat: bool) -> None:
         """A batch prompt of so many tokens is being read, beside chat or not: what is read without it costs nobody."""
         self.begun_at = now
-        if chat and self.tokens_a_second > 0:
-            self._next_at = max(now, self._next_at) + tokens / self.tokens_a_second
+        self._billed_s = tokens / self.tokens_a_second if chat and self.tokens_a_second > 0 else 0.0
+        if self._billed_s:
+            self._next_at = max(now, self._next_at) + self._billed_s
 
-    def interrupted(self, now: float, tokens: int) -> None:
-        """A prompt of so many tokens made way for chat: it is begun anew, and not at once beside that chat."""
+    def interrupted(self, now: float) -> None:
+        """The prompt that was begun last made way for chat: it is begun anew, and not at once beside that chat.
+
+        What makes way is long, and behind a long prompt that is unread none is begun: so it is the last one.
+        """
         self.begun_at = now
-        if self.tokens_a_second > 0:
-            self._next_at = max(now, self._next_at - tokens / self.tokens_a_second)
+        self._next_at -= self._billed_s
+        self._billed_s = 0.0
 
     def may_begin(self, now: float, unread: int, waiting: int, chat: bool) -> bool:
         """Whether another batch prompt may be begun, with so many tokens unread and chat requests waiting."""

@@ -172,7 +172,7 @@ class Slots:
                 if not _preemptable(running) or not self._governing.interrupts(running.lease, running.tokens):
                     continue
                 if self._executor.stop(fence, Stop.PREEMPTED):
-                    self._governing.interrupted(running.lease)
+                    self._governing.interrupted()
 
     def settling(self, lease: Lease, outcome: Outcome) -> None:
         """Count an outcome that was left at the desk."""

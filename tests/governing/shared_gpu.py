@@ -169,7 +169,7 @@ class SharedGpu:
         for line in list(self._lines):
             if not line.lease.protected() and self._governing.interrupts(line.lease, line.tokens):
                 self._cut_off(line)
-                self._governing.interrupted(line.lease)
+                self._governing.interrupted()
 
         def on_tokens(count: int) -> None:
             nonlocal token

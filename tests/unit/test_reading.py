@@ -43,7 +43,7 @@ def test_what_made_way_is_not_read_again_while_that_chat_waits() -> None:
     """However long it had been read: the second of patience begins with the chat that it made way for."""
     reading = Reading()
     reading.begun(0.0, 8000, chat=False)
-    reading.interrupted(5.0, 8000)
+    reading.interrupted(5.0)
     assert not reading.may_begin(5.1, unread=0, waiting=1, chat=True)
     assert reading.may_begin(5.1, unread=0, waiting=0, chat=True)
     assert reading.may_begin(5.0 + YIELD_S, unread=0, waiting=1, chat=True)
@@ -54,7 +54,7 @@ def test_what_made_way_is_not_counted_as_read() -> None:
     reading = Reading(tokens_a_second=1000.0)
     reading.begun(0.0, 2000, chat=True)
     reading.begun(0.0, 8000, chat=True)
-    reading.interrupted(0.2, 8000)
+    reading.interrupted(0.2)
     assert not reading.may_begin(1.9, unread=0, waiting=0, chat=True)
     assert reading.may_begin(2.0, unread=0, waiting=0, chat=True)
 
@@ -65,3 +65,14 @@ def test_what_was_read_without_chat_is_no_debt() -> None:
     for second in range(3600):
         reading.begun(float(second), 1000, chat=False)
     assert reading.may_begin(3600.0, unread=0, waiting=0, chat=True)
+
+
+def test_what_was_not_billed_is_not_paid_back() -> None:
+    """Begun without chat, a prompt that makes way leaves the debt of those before it as it was; and once is enough."""
+    reading = Reading(tokens_a_second=1000.0)
+    reading.begun(0.0, 2000, chat=True)
+    reading.begun(0.1, 8000, chat=False)
+    for _ in range(2):
+        reading.interrupted(0.2)
+        assert not reading.may_begin(1.9, unread=0, waiting=0, chat=True)
+        assert reading.may_begin(2.0, unread=0, waiting=0, chat=True)
