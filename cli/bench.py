@@ -7,6 +7,7 @@ goes through llmq. Everything runs in this process but Redis; the queues are its
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json as json_module
 import re
 import secrets
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 STRAIGHT = 2
 
 Seconds = Annotated[str, typer.Option("--seconds", "-s", metavar="TIME", help="How long each phase lasts.")]
+Turns = Annotated[
+    int, typer.Option("--turns", metavar="N", min=1, help="Measure the phases in so many turns, one after the other.")
+]
 Rate = Annotated[float | None, typer.Option("--rate", metavar="X", help="Recorded chat X times as dense.")]
 Share = Annotated[float, typer.Option("--share", metavar="S", help="What chat alone uses of the engine, about.")]
 Tokens = Annotated[float | None, typer.Option("--tokens", metavar="X", help="X times as many tokens as recorded.")]
@@ -74,7 +78,10 @@ class Bench:
 def bench(
     engine: EngineName = None,
     seconds: Seconds = "60s",
-    warmup: Annotated[str, typer.Option("--warmup", metavar="TIME", help="Not counted at the beginning.")] = "10s",
+    warmup: Annotated[
+        str, typer.Option("--warmup", metavar="TIME", help="Not counted at the beginning, of each turn.")
+    ] = "10s",
+    turns: Turns = 1,
     share: Share = 0.35,
     rate: Rate = None,
     tokens: Tokens = None,
@@ -103,17 +110,20 @@ def bench(
     through llmq. Prints a table, and writes a plot of the time to first token and the figures behind it. Nothing else
     should use the engine meanwhile. Ctrl-C is safe: the queues are its own, and are removed.
 
+    On a machine that is faster now and slower then, let the phases take turns: each sees every part of the hour.
+
     \b
     Examples:
       llmq bench --engine http://127.0.0.1:8000
       llmq bench --engine sim --seconds 30s
+      llmq bench --seconds 180s --turns 3    3 x 60 s of each phase, in turns
       llmq bench --caps 2,4,8                fixed caps as well
       llmq bench --batch-prompt 2000-8000 --tokens 1 --most-tokens 9000
       llmq bench -o reports/tuesday          tuesday.json, .png, .svg
     """
     loaded = load(engine=engine, concurrency=concurrency, redis_url=redis)
     slots = loaded.settings.concurrency
-    wanted = wanted_of(seconds, warmup, share, rate, tokens, most_tokens, trace, batch_prompt, slots)
+    wanted = wanted_of(seconds, warmup, share, rate, tokens, most_tokens, trace, batch_prompt, slots, turns)
     if objective < 1:
         raise UsageError(f"--objective: expected 1 or more times what chat alone sees, got {objective:g}")
     asked = Bench(
@@ -132,14 +142,16 @@ def wanted_of(
     trace: Path | None,
     batch_prompt: str | None,
     slots: int | None,
+    turns: int = 1,
 ) -> Wanted:
     """Return what a command line asks of a trial. Raises UsageError."""
     from llmq.workers.traffic import recorded_in
     from llmq.workers.trial.setting import Wanted
 
     whole, warm = parse_duration(seconds), parse_duration(warmup)
-    if not 0 <= warm < whole:
-        raise UsageError(f"expected a warm-up shorter than the {seconds} of a phase, got {warmup}")
+    if not 0 <= warm < whole / turns:
+        of_what = f"{seconds} of a phase" if turns == 1 else f"{whole / turns:g} s of a turn"
+        raise UsageError(f"expected a warm-up shorter than the {of_what}, got {warmup}")
     if not 0 < share < 1:
         raise UsageError(f"--share: expected a share between 0 and 1, got {share:g}")
     for name, value in (("--rate", rate), ("--tokens", tokens), ("--most-tokens", most_tokens)):
@@ -147,7 +159,7 @@ def wanted_of(
             raise UsageError(f"{name}: expected a number above 0, got {value:g}")
     arrivals = None if trace is None else recorded_in(trace)
     span = None if batch_prompt is None else _span(batch_prompt)
-    return Wanted(whole, warm, share, rate, tokens, slots, most_tokens, arrivals, span)
+    return Wanted(whole, warm, share, rate, tokens, slots, most_tokens, arrivals, span, turns)
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -227,22 +239,31 @@ async def _phases(
         row = rows_of([phases[0], phase])[1]
         notice(f"{phase.name}: p95 {_ms(row.p95_s)}, {row.ratio:.2f} x alone, {row.batch_tps:,.0f} batch tokens/s")
 
-    notice(f"{3 + len(asked.caps)} phases of {plan.seconds:g} s")
-    phases = [await queued("chat alone", plan, engine, queue("alone"), session.url)]
-    say(phases[0])
+    def objective() -> float:
+        return asked.factor * rows_of(phases[:1])[0].p95_s
+
+    phases: list[Phase] = []
     straight_name = f"first come first served, {STRAIGHT * plan.slots} batch"
-    phases.append(await straight(straight_name, plan, engine, STRAIGHT * plan.slots))
-    say(phases[-1])
-    objective_s = asked.factor * rows_of(phases[:1])[0].p95_s
-    governed = queued(
-        "llmq", plan, engine, queue("llmq"), session.url, lines=lines, objective_s=objective_s, config=tuned
-    )
-    phases.append(await governed)
-    say(phases[-1])
-    for cap in asked.caps:
-        name = f"fixed cap {cap}"
-        phases.append(await queued(name, plan, engine, queue(f"c{cap}"), session.url, lines=lines, batch_cap=cap))
-        say(phases[-1])
+    measured = [
+        queued("chat alone", plan, engine, queue("alone"), session.url),
+        straight(straight_name, plan, engine, STRAIGHT * plan.slots),
+        queued("llmq", plan, engine, queue("llmq"), session.url, lines=lines, objective=objective, config=tuned),
+        *(
+            queued(f"fixed cap {cap}", plan, engine, queue(f"c{cap}"), session.url, lines=lines, batch_cap=cap)
+            for cap in asked.caps
+        ),
+    ]
+    in_turns = f", in {plan.turns} turns" if plan.turns > 1 else ""
+    notice(f"{len(measured)} phases of {plan.seconds:g} s{in_turns}")
+    async with contextlib.AsyncExitStack() as stack:
+        for part in measured:
+            stack.push_async_callback(part.aclose)
+        for turn in range(plan.turns):
+            for part in measured:
+                phase = await anext(part)
+                if not turn:
+                    phases.append(phase)
+                say(phase)
     return phases
 
 
@@ -258,6 +279,7 @@ def _report(
         "engine": {"kind": found.info.kind, "models": list(found.info.models), "slots": setting.plan.slots},
         "seconds": setting.plan.seconds,
         "warmup": setting.plan.warmup,
+        "turns": setting.plan.turns,
         "chat_per_s": round(setting.chat_a_second, 3),
         "capacity_per_s": round(setting.capacity, 3),
         "rate": round(setting.rate, 5),

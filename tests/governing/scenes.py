@@ -36,6 +36,7 @@ class Scene:
     def play(self, name: str, cap: int | None = None, ttft_p95_s: float | None = None) -> Phase:
         """Play all runs with a fixed cap, or with an objective."""
         phase = Phase(name, SECONDS * len(self.runs), 0.0, objective_s=ttft_p95_s)
+        phase.counted_s = phase.seconds
         for number, arrivals in enumerate(self.runs):
             found = run_virtually(SharedGpu(self.gpu, arrivals, cap=cap, ttft_p95_s=ttft_p95_s, keeps=True).run())
             phase.firsts += [(came + number * SECONDS, seconds) for came, seconds in found.firsts]

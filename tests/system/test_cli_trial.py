@@ -48,11 +48,44 @@ def test_bench_shows_that_chat_keeps_its_speed(url: str, tmp_path: Path) -> None
     assert not {key for key in keys(url) if "bench-" in key}
 
 
-def test_bench_that_is_interrupted_leaves_nothing(url: str, tmp_path: Path) -> None:
-    """Ctrl-C in the middle of a phase: the queues are gone, nothing is written, the exit code is 130."""
-    options = ("--engine", GPU, "--seconds", "60s", "--tokens", "0.1", "-o", str(tmp_path / "b"))
+def test_phases_of_a_bench_take_turns(url: str, tmp_path: Path) -> None:
+    """All have the same requests in the end, the objective follows chat alone, and batch that waited goes on."""
+    options = (
+        "--engine",
+        GPU,
+        "--seconds",
+        "6s",
+        "--turns",
+        "2",
+        "--warmup",
+        "1s",
+        "--tokens",
+        "0.1",
+        "--share",
+        "0.6",
+    )
+    done = llmq("bench", *options, "--caps", "1", "-o", tmp_path / "b", url=url)
+    assert 0 == done.code, done.err
+    said = [line.split(":")[0] for line in done.err.splitlines() if "x alone" in line]
+    assert 2 * ["chat alone", "first come first served, 8 batch", "llmq", "fixed cap 1"] == said
+    report = json.loads((tmp_path / "b.json").read_text())
+    assert 2 == report["turns"]
+    assert 1 == len({phase["requests"] for phase in report["phases"]})
+    alone, _, through, capped = report["phases"]
+    assert through["objective_s"] == pytest.approx(1.1 * alone["p95_s"], rel=1e-3)
+    assert min(through["batch_tps"], capped["batch_tps"]) > 0
+    for phase in report["phases"]:
+        assert all(len([at for at, _ in phase["first_tokens"] if low <= at < low + 3]) >= 10 for low in (0, 3))
+    assert not {key for key in keys(url) if "bench-" in key}
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_bench_that_is_interrupted_leaves_nothing(turns: int, url: str, tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a phase, or of a turn: the queues are gone, nothing is written, the exit code is 130."""
+    seconds = ("--seconds", "60s") if turns == 1 else ("--seconds", "40s", "--turns", "20", "--warmup", "0s")
+    options = ("--engine", GPU, *seconds, "--tokens", "0.1", "-o", str(tmp_path / "b"))
     with started("bench", *options, url=url) as process:
-        process.until("phases of")
+        process.until("phases of" if turns == 1 else "llmq:")
         process.process.send_signal(signal.SIGINT)
         assert 130 == process.process.wait(timeout=30)
     assert [] == list(tmp_path.iterdir())
@@ -85,6 +118,7 @@ def test_bench_that_is_interrupted_leaves_nothing(url: str, tmp_path: Path) -> N
         (("bench", "--batch-prompt", "1" * 5000), "--batch-prompt: expected numbers of tokens from and to"),
         (("tune", "--batch-prompt", "long"), "--batch-prompt: expected numbers of tokens from and to"),
         (("bench", "--seconds", "5s", "--warmup", "5s"), "expected a warm-up shorter than"),
+        (("bench", "--seconds", "10s", "--turns", "5", "--warmup", "2s"), "warm-up shorter than the 2 s of a turn"),
         (("bench", "-o", "nowhere/at/all"), "there is no folder"),
         (("tune", "--factor", "1"), "--factor: expected more than 1"),
         (("tune", "--tokens", "0"), "--tokens: expected a number above 0, got 0"),

@@ -56,7 +56,8 @@ def test_chat_keeps_its_speed(alone: Outcome, governed: Outcome) -> None:
 
 def test_chat_keeps_it_in_bursts_and_from_window_to_window(alone: Outcome, governed: Outcome) -> None:
     """The first seconds of bursts are near what they are alone, and few five-second windows more are slow."""
-    phases = [Phase(name, SECONDS, 0.0, list(run.firsts)) for name, run in (("alone", alone), ("governed", governed))]
+    runs = {"alone": alone, "governed": governed}
+    phases = [Phase(name, SECONDS, 0.0, firsts=list(run.firsts)) for name, run in runs.items()]
     first, second = rows_of(phases)
     assert second.burst_ratio <= 1.15 * first.burst_ratio
     assert second.within >= first.within - 0.08

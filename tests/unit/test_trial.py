@@ -18,7 +18,7 @@ from llmq.workers.traffic import Arrival, rate_for, recorded, recorded_in, scale
 from llmq.workers.trial.capacity import measure_pace
 from llmq.workers.trial.figures import bursts, quantile, rows_of, windows
 from llmq.workers.trial.metered import MeteredEngine
-from llmq.workers.trial.phase import Phase
+from llmq.workers.trial.phase import Phase, Plan, straight
 from llmq.workers.trial.requests import Requests, Wording
 from llmq.workers.trial.tuning import most_that_holds
 
@@ -85,12 +85,42 @@ def test_rows_compare_with_chat_alone() -> None:
     """A request that never got a token is slower than all; what was before the warm-up does not count."""
     alone = Phase("alone", 20, 5, firsts=[(1.0, 9.0), *((5 + n / 10, 0.1) for n in range(100))])
     other = Phase("both", 20, 5, firsts=[(5 + n / 10, 0.2 if n < 90 else None) for n in range(100)], made=300)
+    other.counted_s = 15.0
     other.all_made, other.wasted_tokens = 400, 40
     first, second = rows_of([alone, other])
     assert (100, 0.1, 1.0, 1.0) == (first.requests, first.p95_s, first.ratio, first.within)
     assert (0.2, math.inf, math.inf) == (second.p50_s, second.p95_s, second.ratio)
     assert second.batch_tps == pytest.approx(300 / 15 * 0.9)
     assert json.loads(json.dumps(second.to_json()))["p95_s"] is None
+
+
+def test_the_warm_up_of_each_turn_does_not_count() -> None:
+    """Three turns of 20 s: the first 5 s of each are left out, and bursts are found among all arrivals."""
+    firsts: list[tuple[float, float | None]] = [(second + 0.5, 9.0 if second % 20 < 5 else 0.1) for second in range(60)]
+    burst: list[tuple[float, float | None]] = [(24 + n / 10, 0.3) for n in range(60)]
+    (row,) = rows_of([Phase("alone", 60, 5, 3, firsts=firsts + burst)])
+    assert 3 * 15 + 50 == row.requests
+    assert (0.3, 0.3) == (row.p50_s, row.burst_p95_s)
+
+
+async def test_phases_take_turns() -> None:
+    """Each has its own arrivals of a turn, and while others have theirs it runs no batch."""
+    engine = MeteredEngine(SimEngine.from_url("sim://?slots=8&prefill_tps=1000000&decode_tps=2000"))
+    arrivals = [Arrival(n / 50, 5, 5) for n in range(20)]
+    plan = Plan(arrivals, 0.4, 0.1, 8, lambda: Requests(Wording(), 0.1, 4000), turns=2)
+    alone, beside = straight("alone", plan, engine, 0), straight("beside", plan, engine, 3)
+    seen = []
+    for _ in range(plan.turns):
+        for part in (alone, beside):
+            phase = await anext(part)
+            assert engine.meter.quiet.is_set()
+            seen.append((phase.name, len(phase.firsts), bool(phase.made)))
+    assert [("alone", 10, False), ("beside", 10, True), ("alone", 20, False), ("beside", 20, True)] == seen
+    assert [at for at, _ in sorted(phase.firsts)] == [arrival.at for arrival in arrivals]
+    assert phase.counted_s == pytest.approx(0.2, abs=0.05)
+    assert phase.all_made > phase.made
+    for part in (alone, beside):
+        assert await anext(part, None) is None
 
 
 def test_quantiles_are_values_that_were_seen() -> None:

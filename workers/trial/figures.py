@@ -54,7 +54,7 @@ class Row:
 def rows_of(phases: Sequence[Phase]) -> list[Row]:
     """Return the rows of a trial; the first phase is chat alone."""
     alone = _seen(phases[0])
-    starts = bursts([at for at, _ in alone])
+    starts = bursts(sorted(at for at, _ in phases[0].firsts))
     base = quantile([seconds for _, seconds in alone], 0.95)
     return [_row(phase, base, starts) for phase in phases]
 
@@ -116,7 +116,7 @@ def _row(phase: Phase, base: float, starts: Sequence[float]) -> Row:
 
 def _seen(phase: Phase) -> list[tuple[float, float]]:
     """Return what chat saw after the warm-up, in the order of its coming."""
-    return sorted((at, math.inf if seconds is None else seconds) for at, seconds in phase.firsts if at >= phase.warmup)
+    return sorted((at, math.inf if seconds is None else seconds) for at, seconds in phase.firsts if phase.counts(at))
 
 
 def _finite(value: object) -> object:

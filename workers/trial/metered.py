@@ -6,7 +6,8 @@ requests are batch it sees by their field `user`: the engine's side of a request
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 
 from llmq.scheduler.job import Job
 from llmq.workers.engines.base import Engine, EngineAnswer, EngineInfo, EngineLoad, OnDelta
@@ -17,10 +18,26 @@ BATCH_USER = "llmq-trial-batch"
 
 @dataclass(slots=True)
 class Meter:
-    """What was counted: tokens of batch requests, and how many of these run."""
+    """What was counted: tokens of batch requests, and how many of these run; `quiet` is set while none does."""
 
     tokens: int = 0
     running: int = 0
+    quiet: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        """None runs yet."""
+        self.quiet.set()
+
+    def begun(self) -> None:
+        """Count a request that runs from now on."""
+        self.running += 1
+        self.quiet.clear()
+
+    def ended(self) -> None:
+        """Count a request that runs no longer."""
+        self.running -= 1
+        if not self.running:
+            self.quiet.set()
 
 
 class MeteredEngine:
@@ -48,11 +65,11 @@ class MeteredEngine:
             if on_delta is not None:
                 on_delta(text, chunk)
 
-        meter.running += 1
+        meter.begun()
         try:
             return await self._engine.run(job, count)
         finally:
-            meter.running -= 1
+            meter.ended()
 
     async def load(self) -> EngineLoad:
         """Ask the engine what it runs."""

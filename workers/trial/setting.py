@@ -24,7 +24,8 @@ CAPACITY_S = 6.0
 class Wanted:
     """What the user asks of a trial; None is found out. `share` is what chat alone shall use of the engine.
 
-    `batch_prompt` is how many tokens batch prompts have before scaling, from and to; None: as many as usual.
+    Phases have their `seconds` in so many `turns`. `batch_prompt` is how many tokens batch prompts have before scaling,
+    from and to; None: as many as usual.
     """
 
     seconds: float
@@ -36,6 +37,7 @@ class Wanted:
     most_tokens: int = 2000
     trace: Sequence[Arrival] | None = None
     batch_prompt: tuple[int, int] | None = None
+    turns: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ async def set_up(engine: MeteredEngine, info: EngineInfo, wanted: Wanted, say: C
             f"only {len(arrivals)} chat requests would come in {wanted.seconds:g} s: give it longer (--seconds), or "
             "shorter requests (--tokens 0.05)"
         )
-    setting = Setting(Plan(arrivals, wanted.seconds, wanted.warmup, slots, requests), pace, capacity, rate, tokens)
+    plan = Plan(arrivals, wanted.seconds, wanted.warmup, slots, requests, wanted.turns)
+    setting = Setting(plan, pace, capacity, rate, tokens)
     say(
         f"it answers {capacity:.3g} requests a second like chat's ({tokens:g} of the recorded tokens); chat will be "
         f"{setting.chat_a_second:.3g} a second"

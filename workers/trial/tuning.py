@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from llmq.workers.trial.figures import Row, rows_of
 from llmq.workers.trial.metered import MeteredEngine
-from llmq.workers.trial.phase import Phase, straight
+from llmq.workers.trial.phase import Phase, straight, whole
 from llmq.workers.trial.setting import Setting
 
 #: Shares of the engine's reading speed that batch prompts are tried at.
@@ -49,7 +49,7 @@ class Found:
 async def find_limits(setting: Setting, engine: MeteredEngine, factor: float, say: Callable[[str], None]) -> Found:
     """Try until it is known at what chat's p95 exceeds `factor` times chat's alone."""
     plan = setting.plan
-    first = await straight("chat alone", plan, engine, 0)
+    first = await whole(straight("chat alone", plan, engine, 0))
     alone = rows_of([first])[0]
     say(f"chat alone: p95 {alone.p95_s * 1000:.0f} ms")
     trials: list[Trial] = []
@@ -64,14 +64,15 @@ async def find_limits(setting: Setting, engine: MeteredEngine, factor: float, sa
 
     async def with_batch(count: int) -> bool:
         nonlocal chat
-        phase = await straight(f"{count} batch", plan, engine, count)
+        phase = await whole(straight(f"{count} batch", plan, engine, count))
         if holds := judge(phase, count, 0.0):
             chat = phase.chat_in_flight
         return holds
 
     async def with_reading(tps: float) -> bool:
         prompt = max(1, round(READ_PROMPT * setting.tokens))
-        return judge(await straight(f"{tps:,.0f} prompt tokens/s", plan, engine, 0, (tps, prompt)), 0, tps)
+        phase = await whole(straight(f"{tps:,.0f} prompt tokens/s", plan, engine, 0, (tps, prompt)))
+        return judge(phase, 0, tps)
 
     batch = await most_that_holds(plan.slots, with_batch)
     prefill_tps = 0.0
