@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json as json_module
+import math
 import re
 import secrets
 import time
@@ -175,7 +176,7 @@ def _caps(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not all(word.isascii() and word.isdigit() for word in words):
         raise UsageError(f"--caps: expected numbers of batch requests, as in 2,4,8, got {text!r}")
-    return [int(word) for word in words]
+    return list(dict.fromkeys(int(word) for word in words))
 
 
 def _checked(out: Path) -> Path:
@@ -235,9 +236,11 @@ async def _phases(
     def queue(part: str) -> Queue:
         return Queue(session.redis, f"{trial}-{part}", keyring=asked.settings.keyring())
 
-    def say(phase: Phase) -> None:
+    def say(phase: Phase, turn: int) -> None:
         row = rows_of([phases[0], phase])[1]
-        notice(f"{phase.name}: p95 {_ms(row.p95_s)}, {row.ratio:.2f} x alone, {row.batch_tps:,.0f} batch tokens/s")
+        so_far = f" ({turn + 1} of {plan.turns} turns)" if plan.turns > 1 else ""
+        figures = f"p95 {_ms(row.p95_s)}, {row.ratio:.2f} x alone, {row.batch_tps:,.0f} batch tokens/s"
+        notice(f"{phase.name}: {figures}{so_far}")
 
     def objective() -> float:
         return asked.factor * rows_of(phases[:1])[0].p95_s
@@ -263,7 +266,7 @@ async def _phases(
                 phase = await anext(part)
                 if not turn:
                     phases.append(phase)
-                say(phase)
+                say(phase, turn)
     return phases
 
 
@@ -336,7 +339,7 @@ def _cells(row: Row) -> list[str]:
         _ms(row.p99_s),
         f"{row.ratio:.2f}",
         f"{row.within:.0%}",
-        f"{row.burst_ratio:.2f}",
+        "-" if math.isnan(row.burst_ratio) else f"{row.burst_ratio:.2f}",
         f"{row.batch_tps:,.0f}",
         f"{row.wasted_share:.1%}",
         f"{row.preempted:,}",

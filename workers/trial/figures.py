@@ -27,7 +27,7 @@ BURST = 1.5
 class Row:
     """One phase, as the table shows it. Times in seconds; `ratio` and `burst_ratio` are to chat alone.
 
-    `burst_ratio` compares the p95 in the first seconds of bursts with the p95 alone of the whole run.
+    `burst_ratio` compares the p95 in the first seconds of bursts with the p95 alone of the whole run; nan without any.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Row:
     objective_s: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row as JSON holds it: what is infinite, because no answer came, is null."""
+        """Return the row as JSON holds it: what is infinite, because no answer came, or not a number, is null."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: _finite(value) for name, value in values.items()}
 
