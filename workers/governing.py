@@ -87,6 +87,7 @@ class Governing:
         self.signal = ChatSignal()
         self._operating: Operating | None = None
         self._tokens = _Tokens()
+        self._made = 0
         self._reading = Reading()
         self._allowed: int | None = None
         self.far_over = Evidence()
@@ -229,7 +230,9 @@ class Governing:
             most=load.most,
             chat_idle_s=self.signal.idle_s(now),
             wasted=self._tokens.wasted_share(),
+            made=self._tokens.made - self._made,
         )
+        self._made = self._tokens.made
         self._operating = step(before, seen)
         self._look(load)
 

@@ -10,20 +10,22 @@ that chat comes, before anybody was slow, and has it back when chat goes. How th
 
 - *It begins with a search.* Nothing is known yet: batch has a small share of the slots beside the chat that there is on
   average, and half as much again after each run of requests in which it had its share and at most one was slow. The
-  second slow one ends the search. While chat is here, batch has no more than its share, however little chat that is.
+  second slow one ends the search; so does a share that makes no more than the one before: an engine that is full gives
+  batch nothing for what it costs chat. While chat is here, batch has no more than its share, however little chat it is.
 - *Every request counts, once.* From then on a request within the objective moves the limit up by a little, a slow one
-  down by 66 times as much: it comes to rest where three requests in 200 are slow; or a little above what chat has
-  without batch, where that has been seen and is more. No window has to fill first, so sparse traffic is as good as
-  dense, only slower.
+  down by 32 times as much: it comes to rest where three requests in 100 are slow. No window has to fill first, so
+  sparse traffic is as good as dense, only slower.
 - *Down in proportion, up by steps.* What a slow request costs is a share of the limit, so that one that is far too
   high falls fast; many slow ones at once, more than luck explains, halve it.
+- *Whole requests where only one is left.* Beside the chat that there is on average, less than two of batch are one or
+  none. There a slow request takes a whole one off the limit, so that batch is out; as many good ones bring it back as
+  keep the share. They count without batch too, as long as it is the limit that keeps batch out.
 - *A cut counts when it has taken effect.* While more batch runs than a cut allows, what chat sees says nothing about
   the limit, and does not move it. A limit that nobody reaches is not raised.
 - *No chat, no limit.* After a while without chat all slots but the reserve are batch's; the limit holds again from the
   first chat request on.
-- *Chat that is slow without batch moves nothing.* The limit stays, and the state says so. What chat sees while no batch
-  runs says nothing about batch: after a good run one request is tried again; after twice as long a run each time, where
-  even that one was too much.
+- *Chat that is slow without batch counts only while batch is out.* It puts batch off, by two slow requests at most, and
+  the state says so. Where there is no batch to run, it moves nothing.
 - *Waste is bounded.* Where chat finds no free slot it preempts; what that throws away counts against the limit too.
 """
 
@@ -40,18 +42,16 @@ SLOW_SHARE = 0.05
 
 #: The limit comes to rest where this share is slow. Bursts push the share over it, and where slots run out the slowest
 #: requests are far slower than the others: aiming at all 5 % would miss the p95.
-AIM = 0.015
-
-#: Where chat without batch has slow requests of its own: so much more than that, and never more than MOST_AIM. Else
-#: batch would have to leave for what it is no cause of. After ALONE_HALF requests without batch older ones count half;
-#: ALONE_DOUBT good ones are added to them, so that a few say little.
-AIM_BESIDE = 0.01
-MOST_AIM = 0.04
-ALONE_HALF = 200
-ALONE_DOUBT = 60
+AIM = 0.025
 
 #: A slow request takes this share off the limit; smaller is steadier, and slower to find the place.
-DROP = 0.05
+DROP = 0.04
+
+#: Where the limit leaves batch less than LOW beside chat's average, it takes LOW_DROP off: a whole request. The limit
+#: goes down to LEAST, so that slow requests that come together do not keep batch out for long.
+LOW = 2.0
+LOW_DROP = 1.0
+LEAST = -1.0
 
 #: More slow requests at once than luck explains in one of 500 looks halve the limit.
 DOUBT = 0.002
@@ -68,18 +68,14 @@ RUN = 30
 LUCK = 1
 
 #: The search: what batch has beside chat in the beginning, as a share of what it may have (at least one request), and
-#: how much it grows with each good run.
+#: how much it grows with each good run. A share that makes less than YIELD times the tokens a second of the one before
+#: is not worth what it costs chat.
 FIRST_SHARE = 1 / 8
 GROWTH = 1.5
+YIELD = 1.1
 
-#: So long after its last request batch is no cause of what chat sees; and with how much it is tried again.
+#: So long after its last request batch is no cause of what chat sees.
 CLEARED_S = 2.0
-PROBE = 1.2
-
-#: Where even one batch request was too much, each trial waits for twice as many good requests, up to MOST_PATIENCE.
-#: Where `llmq tune` has found one to be too much, the first trial waits for TUNED_PATIENCE.
-MOST_PATIENCE = 16 * RUN
-TUNED_PATIENCE = 4 * RUN
 
 #: Over so long the chat in flight is averaged.
 LEVEL_S = 10.0
@@ -108,8 +104,8 @@ class Seen:
 
     `fresh` is the evidence since the last step, `recent` that of requests that came since the operating point's
     `since`. `batch` and `chat` are how many requests run, `most` how many of batch may without an objective (slots less
-    the reserve). `chat_idle_s` is how long no interactive request was here (None: there never was one), `wasted` the
-    share of the batch tokens made lately that preemption threw away.
+    the reserve). `chat_idle_s` is how long no interactive request was here (None: there never was one), `made` how many
+    batch tokens there were since the last step, `wasted` the share of those made lately that preemption threw away.
     """
 
     at: float
@@ -119,6 +115,7 @@ class Seen:
     chat: int
     most: int
     chat_idle_s: float | None
+    made: int = 0
     wasted: float = 0.0
 
     @property
@@ -127,21 +124,46 @@ class Seen:
         return self.batch + self.chat
 
 
-#: A run that has just begun.
-NOTHING = Evidence()
-
-
 @dataclass(frozen=True, slots=True)
 class Search:
     """The beginning: batch has `beside` requests beside chat's average; of `seen` requests so far `slow` were slow.
 
-    `reached` says whether it had as many meanwhile.
+    Since `reached_at` it had as many, or None, and has made `made` tokens. With `before` requests it made `rate` tokens
+    a second; 0 where that is not known.
     """
 
     beside: float
     seen: int = 0
     slow: int = 0
-    reached: bool = False
+    reached_at: float | None = None
+    made: int = 0
+    before: int = 0
+    rate: float = 0.0
+
+    def counted(self, seen: Seen) -> Search:
+        """Return it with what was seen since the last step."""
+        reached = self.reached_at is not None
+        return replace(
+            self,
+            seen=self.seen + seen.fresh.seen,
+            slow=self.slow + seen.fresh.slow,
+            reached_at=seen.at if not reached and seen.batch >= self.whole else self.reached_at,
+            made=self.made + seen.made if reached else 0,
+        )
+
+    @property
+    def whole(self) -> int:
+        """Return how many batch requests that is."""
+        return math.floor(self.beside)
+
+    def grown(self, at: float, most: int) -> Search | None:
+        """Return the next run of the search; None where more of batch has made no more, so that `before` is enough."""
+        if self.reached_at is None:
+            return Search(self.beside, before=self.before, rate=self.rate)
+        rate = self.made / (at - self.reached_at) if at > self.reached_at else 0.0
+        if self.whole > self.before and rate < self.rate * YIELD:
+            return None
+        return Search(min(self.beside * GROWTH, max(1.0, most)), before=self.whole, rate=max(rate, self.rate))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,31 +171,19 @@ class Operating:
     """The operating point: the limit, and what is known about it.
 
     Since `since` at most `most_load` requests were in flight, and lately `chat` of chat on average (counted from
-    `chat_from` on); at `batch_at` the last of batch ran. After a good run of `patience` requests one batch request is
-    tried, where the limit has room for none. `search` is the beginning, while it lasts.
-    Of chat without batch `alone_slow` of `alone_seen` requests were slow, those of long ago counted less.
+    `chat_from` on); at `batch_at` the last of batch ran. `search` is the beginning, while it lasts.
     """
 
     limit: float
     at: float
     since: float
     slow_at: float = -math.inf
-    run: Evidence = NOTHING
-    alone_seen: float = 0.0
-    alone_slow: float = 0.0
-    patience: int = RUN
     search: Search | None = None
     most_load: int = 0
     chat: float = 0.0
     chat_from: float = 0.0
     batch_at: float = -math.inf
     state: State = State.IDLE
-
-    @property
-    def aim(self) -> float:
-        """The share of slow requests at which the limit rests: above what chat has without batch, where it is known."""
-        own = self.alone_slow / (self.alone_seen + ALONE_DOUBT)
-        return min(max(AIM, own + AIM_BESIDE), MOST_AIM)
 
     @classmethod
     def start(cls, at: float, most: int, tuned: float | None = None) -> Operating:
@@ -183,8 +193,7 @@ class Operating:
         without it the search begins.
         """
         if tuned is not None:
-            patience = RUN if tuned else TUNED_PATIENCE
-            return cls(limit=tuned, at=at, since=at, patience=patience, chat_from=at)
+            return cls(limit=tuned or LEAST, at=at, since=at, chat_from=at)
         beside = max(1.0, most * FIRST_SHARE)
         return cls(limit=1 + beside, at=at, since=at, search=Search(beside), chat_from=at)
 
@@ -194,7 +203,16 @@ class Operating:
             return most
         if self.search is not None:
             most = min(most, math.ceil(self.search.beside))
-        return max(0, min(most, math.floor(self.limit + 1e-6) - chat))
+        cap = min(most, math.floor(self.limit + 1e-6) - chat)
+        return max(cap, min(most, 0 if self.keeps_out else 1))
+
+    @property
+    def keeps_out(self) -> bool:
+        """Whether the limit has no room for a batch request beside the chat that there is on average.
+
+        Where it has, one stays through a moment of more chat.
+        """
+        return self.limit < self.chat + 1
 
 
 def step(now: Operating, seen: Seen) -> Operating:
@@ -238,31 +256,15 @@ def is_broken(evidence: Evidence) -> bool:
 
 
 def _without_batch(now: Operating, seen: Seen) -> Operating:
-    """Wait without batch, until chat has been well for a while; then leave room for one batch request at least.
+    """Let good requests count, where the limit keeps batch out; slow ones are chat's own, and say nothing of batch.
 
-    Beside the chat that is there on average: a moment of much chat that went well does not say that as much batch does.
+    From LEAST beside the chat that there is on average: more chat than before is no reason to be out for longer.
     """
-    faded = 0.5 ** (seen.fresh.seen / ALONE_HALF)
-    now = replace(
-        now,
-        alone_seen=now.alone_seen * faded + seen.fresh.seen,
-        alone_slow=now.alone_slow * faded + seen.fresh.slow,
-    )
-    needed = now.patience if now.limit < 1 else RUN
-    run = _run(now, seen, needed)
-    if run.seen < needed:
-        state = State.OWN_LOAD if seen.fresh.slow else now.state
-        return replace(now, run=run, since=seen.at, most_load=0, state=state)
-    if now.limit < 1:
-        now = replace(now, patience=min(2 * now.patience, MOST_PATIENCE))
-    limit = max(now.limit, now.chat + min(PROBE, float(seen.most)))
-    return replace(now, limit=limit, run=NOTHING, since=seen.at, most_load=0, state=State.HOLDS)
-
-
-def _run(now: Operating, seen: Seen, needed: int) -> Evidence:
-    """Return the run with what is new; of `needed` requests it may hold as large a share of slow ones as a search."""
-    run = now.run + seen.fresh
-    return NOTHING if run.slow * RUN > LUCK * needed else run
+    state = State.OWN_LOAD if seen.fresh.slow else now.state
+    if now.search is None and now.keeps_out:
+        good = Evidence(seen.fresh.seen - seen.fresh.slow)
+        now = _move(replace(now, limit=max(now.limit, now.chat + LEAST)), replace(seen, fresh=good))
+    return replace(now, since=seen.at, most_load=0, state=state)
 
 
 def _cut(now: Operating, seen: Seen) -> Operating:
@@ -272,7 +274,6 @@ def _cut(now: Operating, seen: Seen) -> Operating:
         limit=min(now.limit, now.most_load) / 2,
         since=seen.at,
         slow_at=seen.at,
-        run=NOTHING,
         search=None,
         most_load=seen.load,
         state=State.CUT,
@@ -286,34 +287,29 @@ def _average(now: Operating, seen: Seen) -> float:
 
 
 def _search(now: Operating, search: Search, seen: Seen) -> Operating:
-    """Count what was seen into the run; at its end batch may have more, if it had what it might."""
-    search = Search(
-        search.beside,
-        search.seen + seen.fresh.seen,
-        search.slow + seen.fresh.slow,
-        search.reached or seen.batch >= math.floor(search.beside),
-    )
-    if search.seen >= RUN:
-        search = Search(min(search.beside * (GROWTH if search.reached else 1), max(1.0, seen.most)))
-    return replace(now, search=search, slow_at=seen.at if seen.fresh.slow else now.slow_at, state=State.SEARCH)
+    """Count what was seen into the run; at its end batch may have more, if it had what it might and made more of it."""
+    search = search.counted(seen)
+    now = replace(now, slow_at=seen.at if seen.fresh.slow else now.slow_at)
+    if search.seen < RUN:
+        return replace(now, search=search, state=State.SEARCH)
+    if (grown := search.grown(seen.at, seen.most)) is None:
+        return replace(now, limit=now.chat + search.before, search=None, state=State.HOLDS)
+    return replace(now, search=grown, state=State.SEARCH)
 
 
 def _move(now: Operating, seen: Seen) -> Operating:
     """Move the limit by each request that was seen; the slow one that ends a search brings what it had let pass."""
     good, slow = seen.fresh.seen - seen.fresh.slow, seen.fresh.slow
     let_pass = now.search.slow if now.search is not None else 0
-    step_down = DROP * max(LEAST_SCALE, now.limit)
+    step_down = LOW_DROP if now.limit < now.chat + LOW else DROP * max(LEAST_SCALE, now.limit)
     limit = now.limit - (slow + let_pass) * step_down
-    run = _run(now, seen, RUN)
     # A limit that is not reached says nothing about what would be if it were.
-    if seen.load >= math.floor(now.limit):
-        limit += good * step_down * now.aim / (1 - now.aim)
+    if now.keeps_out or seen.load >= math.floor(now.limit):
+        limit += good * step_down * AIM / (1 - AIM)
     return replace(
         now,
-        limit=min(max(limit, 0.0), float(max(seen.most, seen.load))),
+        limit=min(max(limit, LEAST), float(max(seen.most, seen.load))),
         slow_at=seen.at if slow else now.slow_at,
-        run=run if run.seen < RUN else NOTHING,
-        patience=RUN if run.seen >= RUN else now.patience,
         search=None,
         state=State.HOLDS,
     )

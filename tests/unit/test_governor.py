@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 from llmq.workers.chat_signal import Evidence
 from llmq.workers.governor import (
     AIM,
-    AIM_BESIDE,
     CLEARED_S,
     DROP,
     FIRST_SHARE,
     IDLE_S,
-    MOST_AIM,
+    LEAST,
     RUN,
-    TUNED_PATIENCE,
     WASTE_SHARE,
     Operating,
     Search,
@@ -58,6 +56,7 @@ MOMENTS = st.lists(
         chat=st.integers(0, 2 * MOST),
         most=st.integers(0, MOST),
         chat_idle_s=st.none() | st.floats(0, 60),
+        made=st.integers(0, 1000),
         wasted=st.floats(0, 1),
     ),
     max_size=60,
@@ -71,15 +70,23 @@ def test_the_cap_stays_between_nothing_and_what_the_reserve_leaves(moments: list
     for number, moment in enumerate(moments):
         now = step(now, replace(moment, at=number / 10))
         assert 0 <= now.batch_cap(moment.chat, moment.most) <= moment.most
-        assert now.limit >= 0
+        assert now.limit >= LEAST
 
 
 @given(st.floats(0, 40), st.integers(0, 30))
 def test_batch_makes_room_for_each_chat_request_at_once(limit: float, chat: int) -> None:
-    """Before anybody was slow: chat and batch together never exceed the limit, unless chat alone does."""
+    """Before anybody was slow: chat and batch together never exceed the limit, but for chat, and one of batch."""
     now = beside_chat(limit)
-    assert chat + cap(now, chat) <= max(chat, limit + 1e-6)
+    assert chat + cap(now, chat) <= max(chat + 1, limit + 1e-6)
     assert cap(now, chat + 1) <= cap(now, chat)
+
+
+def test_one_batch_request_stays_where_there_is_room_for_it_beside_average_chat() -> None:
+    """A moment of more chat sends all others away; with no room for one beside the average, that one as well."""
+    now = replace(beside_chat(limit=4.0), chat=3.0)
+    assert [1, 1, 1] == [cap(now, chat) for chat in (3, 4, 12)]
+    assert [2, 1, 0, 0] == [cap(replace(now, limit=3.9), chat) for chat in (1, 2, 3, 4)]
+    assert 0 == now.batch_cap(12, 0)
 
 
 def searching(chat: float = 4.0, most: int = MOST) -> Operating:
@@ -96,7 +103,7 @@ def test_nothing_known_leaves_batch_a_small_share_beside_what_chat_has() -> None
     assert MOST * FIRST_SHARE == cap(replace(first, state=State.HOLDS), chat=1)
     assert MOST * FIRST_SHARE == cap(searching(chat=4), chat=4)
     assert MOST * FIRST_SHARE == cap(searching(chat=9), chat=9)
-    assert 0 == cap(searching(chat=4), chat=9)  # more chat than there is on average still has its place at once
+    assert 1 == cap(searching(chat=4), chat=9)  # more chat than there is on average still has its place at once
     assert MOST * FIRST_SHARE == cap(searching(chat=9), chat=0)  # nor does batch take what chat leaves for a moment
     assert 1 == cap(searching(chat=1, most=4), chat=1)
 
@@ -114,6 +121,25 @@ def test_the_search_gives_batch_half_as_much_again_after_each_run_until_the_seco
     after = step(now, seen(30.1, slow=1, chat=4))
     assert after.search is None
     assert abs(after.limit - now.limit * (1 - 2 * DROP)) < 0.01
+
+
+def made_by(rates: list[int]) -> list[int]:
+    """Return what batch may have after each good run of a search, with so many tokens made in a tenth second."""
+    now, caps = replace(searching(chat=0), search=Search(1.0)), []
+    for number, rate in enumerate(rates):
+        for tenth in range(10):
+            now = step(now, replace(seen(21.0 + number + tenth / 10, good=RUN // 10), made=rate))
+        now = step(now, replace(seen(21.95 + number), made=rate // 2))
+        caps.append(cap(now))
+    return caps
+
+
+def test_a_search_ends_where_more_of_batch_makes_no_more() -> None:
+    """An engine that is full with one request gives nothing for a second one, which chat would pay for all the same."""
+    assert [1, 2, 3, 5, 7] == made_by([50, 50, 100, 150, 200])
+    assert [1, 2, 1] == made_by([50, 50, 54])  # two make what one did: one is enough
+    assert [1, 2, 3, 2] == made_by([50, 50, 100, 108])
+    assert [1, 2, 3] == made_by([50, 50, 56])
 
 
 def runs_of(now: Operating, batches: list[int], chat: float = 4.0) -> float:
@@ -185,35 +211,6 @@ def test_a_slow_request_weighs_as_much_as_many_good_ones() -> None:
     assert abs(up - 8) < 0.2
 
 
-def test_where_chat_alone_has_slow_requests_batch_need_not_leave_for_them() -> None:
-    """Of chat without batch 2 % are slow, so the limit rests at one more; a p95 allows 5 %, so never at more than 4."""
-
-    def after(good: int, slow: int) -> Operating:
-        now = beside_chat(limit=8.0)
-        for number in range(400):
-            fresh = Evidence(good + slow, slow)
-            now = step(now, replace(seen(CLEARED_S + 1 + number / 10, batch=0), fresh=fresh))
-        return now
-
-    assert AIM == beside_chat().aim == after(100, 0).aim
-    own = after(98, 2)
-    assert 0.015 + AIM_BESIDE < own.aim < 0.02 + AIM_BESIDE
-    assert MOST_AIM == after(50, 50).aim
-    down = step(replace(own, limit=8.0, batch_at=60.0), seen(60.0, slow=1))
-    up = step(down, seen(60.1, good=round(1 / own.aim) - 1))
-    assert abs(up.limit - 8) < 0.05
-
-
-def test_what_chat_was_alone_long_ago_fades() -> None:
-    """A bad night does not excuse batch for ever."""
-    now = step(beside_chat(), seen(CLEARED_S + 1, slow=30, good=70, batch=0))
-    assert MOST_AIM == now.aim
-    for number in range(20):
-        now = step(now, seen(CLEARED_S + 2 + number, good=100, batch=0))
-    assert AIM == now.aim
-    assert step(beside_chat(), seen(CLEARED_S + 1, slow=1, good=1, batch=0)).aim < 2 * AIM  # two requests say little
-
-
 def test_it_converges_to_the_limit_at_which_as_many_are_slow_as_it_aims_at() -> None:
     """A world in which the share of slow requests grows with the load: what it aims at is reached at a limit of 6."""
     now, debt, limits = beside_chat(limit=MOST), 0.0, []
@@ -277,63 +274,65 @@ def test_sparse_traffic_neither_opens_nor_closes_the_limit() -> None:
     assert 8 == now.limit
 
 
+def without_batch(now: Operating, good: int = 0, slow: int = 0) -> Operating:
+    """Return what follows where chat sees this, long after the last batch request."""
+    return step(now, seen(now.at + CLEARED_S + 1, good=good, slow=slow, recent=Evidence(good + slow, slow), batch=0))
+
+
+#: So many good requests keep the share of one slow one.
+KEEP = round(1 / AIM) - 1
+
+
 def test_without_batch_chat_s_own_slowness_counts_for_nothing() -> None:
-    """Never at zero without cause: long after the last batch request slow chat is chat's own, and the state says so."""
-    alone = beside_chat(limit=3.0)
-    now = step(alone, seen(CLEARED_S + 1, slow=5, recent=Evidence(5, 5), batch=0))
+    """Where there is none to run, slow chat is chat's own, and so is fast chat; the state says so."""
+    now = without_batch(beside_chat(limit=3.0), slow=5)
     assert (3.0, State.OWN_LOAD) == (now.limit, now.state)
+    assert 3.0 == without_batch(now, good=1000).limit
 
 
-def test_batch_that_had_to_leave_altogether_is_tried_again() -> None:
-    """Chat fills the whole limit; a run of good requests lets one batch request in on top, and so leads to evidence."""
-    full = replace(beside_chat(limit=0.4), chat=5.0)
-    now = step(full, seen(CLEARED_S + 1, good=RUN - 1, batch=0, chat=5))
-    assert 0 == cap(now, chat=5)
-    now = step(now, seen(CLEARED_S + 2, good=1, batch=0, chat=5))
-    assert (1, State.HOLDS) == (cap(now, chat=5), now.state)
+def test_one_slow_request_sends_the_last_of_batch_away_and_so_many_good_ones_bring_it_back() -> None:
+    """So the share that is slow is kept to with batch coming and going, where a little of it would be too much."""
+    now = step(beside_chat(limit=1.5), seen(0.1, slow=1, batch=1))
+    assert 0 == cap(now)
+    now = without_batch(now, good=KEEP // 2)
+    assert 0 == cap(now)
+    now = without_batch(now, good=KEEP - KEEP // 2)
+    assert (1, 1.5) == (cap(now), round(now.limit, 1))
+    assert now.limit == without_batch(now, good=1000).limit  # it may run, so chat without it says nothing
 
 
-def test_a_moment_of_much_chat_does_not_let_as_much_batch_in() -> None:
-    """The run of good requests ends in a burst: batch may have one, not as many as chat has at that moment."""
-    calm = replace(beside_chat(limit=0.4), at=CLEARED_S + 0.9, chat=0.5)
-    now = step(calm, seen(CLEARED_S + 1, good=RUN, batch=0, chat=8))
+def test_chat_s_own_slow_requests_do_not_put_batch_off() -> None:
+    """Never at zero without cause: what is slow while batch is out is no reason to keep it there."""
+    now = without_batch(beside_chat(limit=0.5), slow=100)
+    assert (0.5, State.OWN_LOAD) == (now.limit, now.state)
+    assert 1 == cap(without_batch(now, good=KEEP, slow=KEEP))
+
+
+def test_slow_requests_that_come_together_keep_batch_out_no_longer_than_two() -> None:
+    """However many saw the same batch request."""
+    now = step(beside_chat(limit=1.5), seen(0.1, slow=9, batch=1))
+    assert now.limit == LEAST
+    assert 0 == cap(without_batch(now, good=2 * KEEP - 3))
+    assert 1 == cap(without_batch(now, good=2 * KEEP + 3))
+
+
+def test_batch_that_had_to_leave_comes_back_beside_the_chat_that_there_is_on_average() -> None:
+    """Good requests let one in where chat fills the whole limit, and so lead to evidence; a moment of much chat does
+    not let as much batch in.
+    """
+    full = replace(beside_chat(limit=5.5), chat=5.0, chat_from=-100.0)
+    now = step(full, seen(CLEARED_S + 1, good=KEEP, batch=0, chat=5))
+    assert (1, 1) == (cap(now, chat=5), cap(now, chat=9))
+    calm = replace(beside_chat(limit=0.4), at=CLEARED_S + 0.9, chat=0.5, chat_from=-100.0)
+    now = step(calm, seen(CLEARED_S + 1, good=KEEP, batch=0, chat=8))
     assert (1, 0) == (cap(now), cap(now, chat=1))
 
 
 def test_where_tune_found_one_to_be_too_much_it_is_tried_late() -> None:
     """What was measured with care is not thrown over by a second of good luck."""
     now = replace(Operating.start(0.0, MOST, 0.0), state=State.HOLDS)
-    assert 0 == cap(now)
-    now = step(now, seen(CLEARED_S + 1, good=TUNED_PATIENCE - 1, batch=0))
-    assert 0 == cap(now)
-    assert 1 == cap(step(now, seen(CLEARED_S + 2, good=1, batch=0)))
-    assert RUN == Operating.start(0.0, MOST, 4.0).patience
-
-
-def test_chat_s_own_slow_requests_do_not_put_a_trial_off_for_ever() -> None:
-    """Of chat alone one in 30 may be slow; with more, the run begins anew."""
-    now = step(beside_chat(limit=0.4), seen(CLEARED_S + 1, good=RUN - 2, slow=1, batch=0))
-    assert 1 == cap(step(now, seen(CLEARED_S + 2, good=1, batch=0)))
-    now = step(now, seen(CLEARED_S + 2, slow=1, batch=0))
-    assert 0 == cap(step(now, seen(CLEARED_S + 3, good=RUN - 1, batch=0)))
-    assert 1 == cap(step(now, seen(CLEARED_S + 3, good=RUN, batch=0)))
-    late = replace(Operating.start(0.0, MOST, 0.0), state=State.HOLDS)
-    assert 1 == cap(step(late, seen(CLEARED_S + 1, good=TUNED_PATIENCE - 4, slow=4, batch=0)))
-    assert 0 == cap(step(late, seen(CLEARED_S + 1, good=TUNED_PATIENCE - 5, slow=5, batch=0)))
-
-
-def test_where_even_one_is_too_much_it_is_tried_less_and_less_often() -> None:
-    """An engine on which one batch request breaks the objective: each trial costs chat something, so they get rarer."""
-    now, waits = beside_chat(limit=0.4), []
-    for number in range(4):
-        good = 0
-        while cap(now) < 1:
-            now, good = step(now, seen(100.0 * number + CLEARED_S + 1 + good / 10, good=1, batch=0)), good + 1
-        waits.append(good)
-        now = replace(now, limit=0.4, batch_at=100.0 * number + 90)
-    assert [RUN, 2 * RUN, 4 * RUN, 8 * RUN] == waits
-    now = step(replace(now, limit=1.2), seen(500.0, good=RUN, batch=1))
-    assert RUN == now.patience
+    assert 0 == cap(without_batch(now, good=2 * KEEP - 3))
+    assert 1 == cap(without_batch(now, good=2 * KEEP + 3))
 
 
 def test_a_limit_of_nothing_comes_up_again() -> None:
