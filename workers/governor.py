@@ -13,19 +13,18 @@ that chat comes, before anybody was slow, and has it back when chat goes. How th
   second slow one ends the search; so does a share that makes no more than the one before: an engine that is full gives
   batch nothing for what it costs chat. While chat is here, batch has no more than its share, however little chat it is.
 - *Every request counts, once.* From then on a request within the objective moves the limit up by a little, a slow one
-  down by 32 times as much: it comes to rest where three requests in 100 are slow. No window has to fill first, so
-  sparse traffic is as good as dense, only slower.
+  down by 39 times as much: it comes to rest where one request in 40 is slow, half of what a p95 allows. No window has
+  to fill first, so sparse traffic is as good as dense, only slower.
 - *Down in proportion, up by steps.* What a slow request costs is a share of the limit, so that one that is far too
   high falls fast; many slow ones at once, more than luck explains, halve it.
 - *Whole requests where only one is left.* Beside the chat that there is on average, less than two of batch are one or
-  none. There a slow request takes a whole one off the limit, so that batch is out; as many good ones bring it back as
-  keep the share. They count without batch too, as long as it is the limit that keeps batch out.
+  none. There a slow request takes a whole one off the limit, so that batch is out, and 39 good ones bring it back:
+  they count without batch too, as long as it is the limit that keeps batch out.
 - *A cut counts when it has taken effect.* While more batch runs than a cut allows, what chat sees says nothing about
   the limit, and does not move it. A limit that nobody reaches is not raised.
 - *No chat, no limit.* After a while without chat all slots but the reserve are batch's; the limit holds again from the
   first chat request on.
-- *Chat that is slow without batch counts only while batch is out.* It puts batch off, by two slow requests at most, and
-  the state says so. Where there is no batch to run, it moves nothing.
+- *Chat that is slow without batch moves nothing.* It is chat's own, and the state says so.
 - *Waste is bounded.* Where chat finds no free slot it preempts; what that throws away counts against the limit too.
 """
 
@@ -48,7 +47,7 @@ AIM = 0.025
 DROP = 0.04
 
 #: Where the limit leaves batch less than LOW beside chat's average, it takes LOW_DROP off: a whole request. The limit
-#: goes down to LEAST, so that slow requests that come together do not keep batch out for long.
+#: goes down to LEAST: many slow requests that come together keep batch out for no longer than two.
 LOW = 2.0
 LOW_DROP = 1.0
 LEAST = -1.0
@@ -237,8 +236,7 @@ def step(now: Operating, seen: Seen) -> Operating:
     if now.state in (State.CUT, State.WASTE) and seen.batch > now.batch_cap(seen.chat, seen.most):
         return replace(now, since=seen.at)
     if seen.wasted > WASTE_SHARE and seen.at - now.slow_at > WASTE_PAUSE_S and seen.batch:
-        limit = min(now.limit, now.most_load) * (1 - WASTE_DROP)
-        return replace(now, limit=limit, slow_at=seen.at, search=None, state=State.WASTE)
+        return replace(now, limit=_lowered(now, WASTE_DROP), slow_at=seen.at, search=None, state=State.WASTE)
     if now.search is not None and now.search.slow + seen.fresh.slow <= LUCK:
         return _search(now, now.search, seen)
     return _move(now, seen)
@@ -271,13 +269,19 @@ def _cut(now: Operating, seen: Seen) -> Operating:
     """Halve the limit, or what was really in flight where that is less."""
     return replace(
         now,
-        limit=min(now.limit, now.most_load) / 2,
+        limit=_lowered(now, 0.5),
         since=seen.at,
         slow_at=seen.at,
         search=None,
         most_load=seen.load,
         state=State.CUT,
     )
+
+
+def _lowered(now: Operating, share: float) -> float:
+    """Return what is left of the limit, or of what was really in flight, less a share; one below zero stays."""
+    limit = min(now.limit, now.most_load)
+    return limit - share * max(0.0, limit)
 
 
 def _average(now: Operating, seen: Seen) -> float:

@@ -232,6 +232,13 @@ def test_a_burst_of_slow_requests_halves_the_limit_at_once() -> None:
     assert 2 == cap(step(replace(beside_chat(), most_load=4), seen(0.1, recent=Evidence(3, 3), batch=4)))
 
 
+def test_a_limit_below_nothing_is_not_raised_by_a_breach() -> None:
+    """What still runs then was left to end."""
+    low = beside_chat(limit=LEAST)
+    assert LEAST == step(low, seen(0.1, recent=Evidence(3, 3), batch=1)).limit
+    assert LEAST == step(low, seen(5.0, wasted=WASTE_SHARE * 2, batch=0)).limit
+
+
 def test_a_cut_is_not_repeated_for_what_came_before_it() -> None:
     """While more batch runs than the cut allows, what chat sees moves nothing, and evidence begins anew."""
     cut = step(beside_chat(), seen(0.1, recent=Evidence(3, 3)))
