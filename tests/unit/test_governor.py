@@ -140,6 +140,7 @@ def test_a_search_ends_where_more_of_batch_makes_no_more() -> None:
     assert [1, 2, 1] == made_by([50, 50, 54])  # two make what one did: one is enough
     assert [1, 2, 3, 2] == made_by([50, 50, 100, 108])
     assert [1, 2, 3] == made_by([50, 50, 56])
+    assert [1, 2, 1] == made_by([50, 40, 54])  # as much as in the best run with one
 
 
 def runs_of(now: Operating, batches: list[int], chat: float = 4.0) -> float:
@@ -295,6 +296,7 @@ def test_without_batch_chat_s_own_slowness_counts_for_nothing() -> None:
     now = without_batch(beside_chat(limit=3.0), slow=5)
     assert (3.0, State.OWN_LOAD) == (now.limit, now.state)
     assert 3.0 == without_batch(now, good=1000).limit
+    assert 3.0 == step(now, seen(now.at + 3, good=1000, batch=0, chat=5)).limit  # chat reaches the limit by itself
 
 
 def test_one_slow_request_sends_the_last_of_batch_away_and_so_many_good_ones_bring_it_back() -> None:
