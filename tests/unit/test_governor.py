@@ -127,10 +127,12 @@ def made_by(rates: list[int]) -> list[int]:
     """Return what batch may have after each good run of a search, with so many tokens made in a tenth second."""
     now, caps = replace(searching(chat=0), search=Search(1.0)), []
     for number, rate in enumerate(rates):
-        for tenth in range(10):
-            now = step(now, replace(seen(21.0 + number + tenth / 10, good=RUN // 10), made=rate))
-        now = step(now, replace(seen(21.95 + number), made=rate // 2))
-        caps.append(cap(now))
+        for tenth in range(11):  # the first one only lets batch have what the run before has found
+            good = RUN // 10 if tenth else 0
+            now = step(now, replace(seen(21.0 + 1.1 * number + tenth / 10, good=good), made=rate))
+            if number and not tenth:
+                caps.append(cap(now))
+    caps.append(cap(step(now, seen(now.at + 0.1))))
     return caps
 
 
@@ -296,7 +298,7 @@ def test_without_batch_chat_s_own_slowness_counts_for_nothing() -> None:
     now = without_batch(beside_chat(limit=3.0), slow=5)
     assert (3.0, State.OWN_LOAD) == (now.limit, now.state)
     assert 3.0 == without_batch(now, good=1000).limit
-    assert 3.0 == step(now, seen(now.at + 3, good=1000, batch=0, chat=5)).limit  # chat reaches the limit by itself
+    assert 3.0 == step(now, seen(now.at + 1, good=1000, batch=0, chat=5)).limit  # chat reaches the limit by itself
 
 
 def test_one_slow_request_sends_the_last_of_batch_away_and_so_many_good_ones_bring_it_back() -> None:
