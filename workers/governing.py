@@ -150,7 +150,7 @@ class Governing:
             return "first tokens are not to be seen" if self.signal.blind and asked.stated else "no objective"
         wanted = ((self.ttft_p95(), asked.ttft_p95_s, "first token"), (self.itl_p95(), asked.itl_p95_s, "next token"))
         said = [f"{name} p95 {_ms(p95)} of {_ms(limit)}" for p95, limit, name in wanted if limit is not None]
-        limit = f"{self.signal.in_flight} chat, at most {now.limit:.1f} in flight"
+        limit = f"{self.signal.in_flight} chat, at most {max(0.0, now.limit):.1f} in flight"
         return ", ".join((*said, limit, MEANING[now.state]))
 
     # --- what the executor and the slots report -----------------------------------------------------------------------

@@ -150,6 +150,10 @@ class Search:
             made=self.made + seen.made if reached else 0,
         )
 
+    def paused(self) -> Search:
+        """Return it after a time without chat or batch: what batch makes a second is counted anew."""
+        return replace(self, reached_at=None, made=0)
+
     @property
     def whole(self) -> int:
         """Return how many batch requests that is."""
@@ -223,13 +227,17 @@ def step(now: Operating, seen: Seen) -> Operating:
         batch_at=seen.at if seen.batch else now.batch_at,
         chat=_average(now, seen),
     )
-    if seen.chat_idle_s is None or seen.chat_idle_s > IDLE_S:
+    away = seen.chat_idle_s is None or seen.chat_idle_s > IDLE_S
+    cleared = seen.at - now.batch_at > CLEARED_S
+    if now.search is not None and (away or cleared):
+        now = replace(now, search=now.search.paused())
+    if away:
         return replace(now, state=State.IDLE, since=seen.at, most_load=seen.load, chat_from=seen.at)
     if now.state is State.IDLE:
         return replace(now, state=State.HOLDS, since=seen.at, most_load=seen.load)
     if now.search is not None:
         now = replace(now, limit=now.chat + now.search.beside)
-    if seen.at - now.batch_at > CLEARED_S:
+    if cleared:
         return _without_batch(now, seen)
     if is_broken(seen.recent):
         return _cut(now, seen)

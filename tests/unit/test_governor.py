@@ -145,6 +145,19 @@ def test_a_search_ends_where_more_of_batch_makes_no_more() -> None:
     assert [1, 2, 1] == made_by([50, 40, 54])  # as much as in the best run with one
 
 
+def test_a_pause_in_a_search_does_not_count_as_time_in_which_batch_made_nothing() -> None:
+    """Chat was away for an hour, or batch had no lines: what batch makes a second is counted from its return on."""
+    begun = replace(searching(chat=0), search=Search(2.0, before=1, rate=500.0))
+    begun = step(begun, replace(seen(21.0, good=RUN // 2), made=100))
+    away = step(begun, seen(3600.0, chat_idle_s=IDLE_S + 1))
+    without = step(begun, seen(3600.0, batch=0))
+    for now in (away, without):
+        for tenth in range(11):
+            now = step(now, replace(seen(3600.1 + tenth / 10, good=RUN // 10), made=100))
+        assert now.search is not None
+        assert now.search.beside == 3.0
+
+
 def runs_of(now: Operating, batches: list[int], chat: float = 4.0) -> float:
     """Return what batch may have beside chat after one good run, with so much batch at the moments of the run."""
     for number, batch in enumerate(batches, 1):

@@ -37,7 +37,7 @@ from llmq.workers.worker import WorkerOptions, serve
 LAST_CHAT_S = 30.0
 
 #: How long batch that still runs at the end of a turn is waited for.
-LAST_BATCH_S = 30.0
+LAST_BATCH_S = 300.0
 
 #: Sends one chat request; calls back with its first token.
 SendChat = Callable[[Arrival, Callable[[], None]], Awaitable[None]]
