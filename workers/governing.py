@@ -21,6 +21,7 @@ from llmq.scheduler.tuned import Tuned
 from llmq.workers.chat_signal import ChatSignal, Evidence, Objective
 from llmq.workers.governor import WASTE_SHARE, Operating, Seen, State, step
 from llmq.workers.reading import Reading, makes_way
+from llmq.workers.saturation import Saturation
 
 #: A step takes some 20 us; ten a second answer a burst by its third slow request.
 STEP_S = 0.1
@@ -87,7 +88,7 @@ class Governing:
         self.signal = ChatSignal()
         self._operating: Operating | None = None
         self._tokens = _Tokens()
-        self._made = 0
+        self._saturation = Saturation()
         self._reading = Reading()
         self._allowed: int | None = None
         self.far_over = Evidence()
@@ -115,6 +116,8 @@ class Governing:
         cap = now.batch_cap(self.signal.in_flight, load.most)
         if self.signal.last_at is None:
             return cap  # nobody has ever chatted here
+        if (enough := self._enough(now)) is not None:
+            cap = min(cap, enough)
         may_read = self._reading.may_begin(self._clock(), load.unread, self.signal.waiting, self.signal.present)
         return min(cap, load.batch + may_read)
 
@@ -143,6 +146,10 @@ class Governing:
         """A batch request was preempted because its prompt was in the way."""
         self._reading.interrupted(self._clock())
 
+    def _enough(self, now: Operating) -> int | None:
+        """Return how many batch requests fill the engine, where chat pays for more of them."""
+        return None if now.state is State.IDLE else self._saturation.enough
+
     def _reason(self) -> str:
         """Say why the cap is what it is: the objective, what is seen of it, and what follows."""
         now, asked = self._operating, self.signal.objective
@@ -151,7 +158,9 @@ class Governing:
         wanted = ((self.ttft_p95(), asked.ttft_p95_s, "first token"), (self.itl_p95(), asked.itl_p95_s, "next token"))
         said = [f"{name} p95 {_ms(p95)} of {_ms(limit)}" for p95, limit, name in wanted if limit is not None]
         limit = f"{self.signal.in_flight} chat, at most {max(0.0, now.limit):.1f} in flight"
-        return ", ".join((*said, limit, MEANING[now.state]))
+        enough = self._enough(now)
+        full = () if enough is None else (f"full with {enough} of batch",)
+        return ", ".join((*said, limit, *full, MEANING[now.state]))
 
     # --- what the executor and the slots report -----------------------------------------------------------------------
 
@@ -214,6 +223,7 @@ class Governing:
         if now - self._reasoned_at >= REASON_S:
             self.reason, self._reasoned_at = self._reason(), now
         if not self.signal.objective.stated or self.signal.blind:
+            self._saturation.pause()
             if self._operating is not None:
                 self._operating = self._allowed = None
                 self._on_move()
@@ -230,10 +240,12 @@ class Governing:
             most=load.most,
             chat_idle_s=self.signal.idle_s(now),
             wasted=self._tokens.wasted_share(),
-            made=self._tokens.made - self._made,
         )
-        self._made = self._tokens.made
         self._operating = step(before, seen)
+        if self._operating.state is State.IDLE:
+            self._saturation.pause()
+        else:
+            self._saturation.note(now, load.batch, self._tokens.made)
         self._look(load)
 
     def _look(self, load: Load) -> None:

@@ -10,15 +10,14 @@ that chat comes, before anybody was slow, and has it back when chat goes. How th
 
 - *It begins with a search.* Nothing is known yet: batch has a small share of the slots beside the chat that there is on
   average, and half as much again after each run of requests in which it had its share and at most one was slow. The
-  second slow one ends the search; so does a share that makes no more than the one before: an engine that is full gives
-  batch nothing for what it costs chat. While chat is here, batch has no more than its share, however little chat it is.
+  second slow one ends the search. While chat is here, batch has no more than its share, however little chat it is.
 - *Every request counts, once.* From then on a request within the objective moves the limit up by a little, a slow one
   down by 39 times as much: it comes to rest where one request in 40 is slow, half of what a p95 allows. No window has
   to fill first, so sparse traffic is as good as dense, only slower.
 - *Down in proportion, up by steps.* What a slow request costs is a share of the limit, so that one that is far too
   high falls fast; many slow ones at once, more than luck explains, halve it.
 - *Whole requests where only one is left.* Beside the chat that there is on average, less than two of batch are one or
-  none. There a slow request takes a whole one off the limit, so that batch is out, and 39 good ones bring it back:
+  none. There a slow request takes a whole one off the limit, so that batch is out, and 32 good ones bring it back:
   they count without batch too, as long as it is the limit that keeps batch out.
 - *A cut counts when it has taken effect.* While more batch runs than a cut allows, what chat sees says nothing about
   the limit, and does not move it. A limit that nobody reaches is not raised.
@@ -46,10 +45,12 @@ AIM = 0.025
 #: A slow request takes this share off the limit; smaller is steadier, and slower to find the place.
 DROP = 0.04
 
-#: Where the limit leaves batch less than LOW beside chat's average, it takes LOW_DROP off: a whole request. The limit
-#: goes down to LEAST: many slow requests that come together keep batch out for no longer than two.
+#: Where the limit leaves batch less than LOW beside chat's average, a slow request takes LOW_DROP off: a whole one. One
+#: of batch takes no slots that bursts need, so the limit rests nearer to what a p95 allows there, at LOW_AIM. It goes
+#: down to LEAST: many slow requests that come together keep batch out for no longer than two.
 LOW = 2.0
 LOW_DROP = 1.0
+LOW_AIM = 0.03
 LEAST = -1.0
 
 #: More slow requests at once than luck explains in one of 500 looks halve the limit.
@@ -67,11 +68,9 @@ RUN = 30
 LUCK = 1
 
 #: The search: what batch has beside chat in the beginning, as a share of what it may have (at least one request), and
-#: how much it grows with each good run. A share that makes less than YIELD times the tokens a second of the one before
-#: is not worth what it costs chat.
+#: how much it grows with each good run.
 FIRST_SHARE = 1 / 8
 GROWTH = 1.5
-YIELD = 1.1
 
 #: So long after its last request batch is no cause of what chat sees.
 CLEARED_S = 2.0
@@ -103,8 +102,8 @@ class Seen:
 
     `fresh` is the evidence since the last step, `recent` that of requests that came since the operating point's
     `since`. `batch` and `chat` are how many requests run, `most` how many of batch may without an objective (slots less
-    the reserve). `chat_idle_s` is how long no interactive request was here (None: there never was one), `made` how many
-    batch tokens there were since the last step, `wasted` the share of those made lately that preemption threw away.
+    the reserve). `chat_idle_s` is how long no interactive request was here (None: there never was one), `wasted` the
+    share of the batch tokens made lately that preemption threw away.
     """
 
     at: float
@@ -114,7 +113,6 @@ class Seen:
     chat: int
     most: int
     chat_idle_s: float | None
-    made: int = 0
     wasted: float = 0.0
 
     @property
@@ -127,46 +125,26 @@ class Seen:
 class Search:
     """The beginning: batch has `beside` requests beside chat's average; of `seen` requests so far `slow` were slow.
 
-    Since `reached_at` it had as many, or None, and has made `made` tokens. With `before` requests it made `rate` tokens
-    a second; 0 where that is not known.
+    `reached` is whether as many have run meanwhile.
     """
 
     beside: float
     seen: int = 0
     slow: int = 0
-    reached_at: float | None = None
-    made: int = 0
-    before: int = 0
-    rate: float = 0.0
+    reached: bool = False
 
     def counted(self, seen: Seen) -> Search:
         """Return it with what was seen since the last step."""
-        reached = self.reached_at is not None
         return replace(
             self,
             seen=self.seen + seen.fresh.seen,
             slow=self.slow + seen.fresh.slow,
-            reached_at=seen.at if not reached and seen.batch >= self.whole else self.reached_at,
-            made=self.made + seen.made if reached else 0,
+            reached=self.reached or seen.batch >= math.floor(self.beside),
         )
 
-    def paused(self) -> Search:
-        """Return it after a time without chat or batch: what batch makes a second is counted anew."""
-        return replace(self, reached_at=None, made=0)
-
-    @property
-    def whole(self) -> int:
-        """Return how many batch requests that is."""
-        return math.floor(self.beside)
-
-    def grown(self, at: float, most: int) -> Search | None:
-        """Return the next run of the search; None where more of batch has made no more, so that `before` is enough."""
-        if self.reached_at is None:
-            return Search(self.beside, before=self.before, rate=self.rate)
-        rate = self.made / (at - self.reached_at) if at > self.reached_at else 0.0
-        if self.whole > self.before and rate < self.rate * YIELD:
-            return None
-        return Search(min(self.beside * GROWTH, max(1.0, most)), before=self.whole, rate=max(rate, self.rate))
+    def grown(self, most: int) -> Search:
+        """Return the next run of the search: with more, where batch had what it might."""
+        return Search(min(self.beside * GROWTH, max(1.0, most)) if self.reached else self.beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +207,6 @@ def step(now: Operating, seen: Seen) -> Operating:
     )
     away = seen.chat_idle_s is None or seen.chat_idle_s > IDLE_S
     cleared = seen.at - now.batch_at > CLEARED_S
-    if now.search is not None and (away or cleared):
-        now = replace(now, search=now.search.paused())
     if away:
         return replace(now, state=State.IDLE, since=seen.at, most_load=seen.load, chat_from=seen.at)
     if now.state is State.IDLE:
@@ -299,25 +275,27 @@ def _average(now: Operating, seen: Seen) -> float:
 
 
 def _search(now: Operating, search: Search, seen: Seen) -> Operating:
-    """Count what was seen into the run; at its end batch may have more, if it had what it might and made more of it."""
+    """Count what was seen into the run; at its end batch may have more, if it had what it might."""
     search = search.counted(seen)
-    now = replace(now, slow_at=seen.at if seen.fresh.slow else now.slow_at)
-    if search.seen < RUN:
-        return replace(now, search=search, state=State.SEARCH)
-    if (grown := search.grown(seen.at, seen.most)) is None:
-        return replace(now, limit=now.chat + search.before, search=None, state=State.HOLDS)
-    return replace(now, search=grown, state=State.SEARCH)
+    return replace(
+        now,
+        search=search if search.seen < RUN else search.grown(seen.most),
+        slow_at=seen.at if seen.fresh.slow else now.slow_at,
+        state=State.SEARCH,
+    )
 
 
 def _move(now: Operating, seen: Seen) -> Operating:
     """Move the limit by each request that was seen; the slow one that ends a search brings what it had let pass."""
     good, slow = seen.fresh.seen - seen.fresh.slow, seen.fresh.slow
     let_pass = now.search.slow if now.search is not None else 0
-    step_down = LOW_DROP if now.limit < now.chat + LOW else DROP * max(LEAST_SCALE, now.limit)
+    low = now.limit < now.chat + LOW
+    step_down = LOW_DROP if low else DROP * max(LEAST_SCALE, now.limit)
+    aim = LOW_AIM if low else AIM
     limit = now.limit - (slow + let_pass) * step_down
     # A limit that is not reached says nothing about what would be if it were.
     if now.keeps_out or seen.load >= math.floor(now.limit):
-        limit += good * step_down * AIM / (1 - AIM)
+        limit += good * step_down * aim / (1 - aim)
     return replace(
         now,
         limit=min(max(limit, LEAST), float(max(seen.most, seen.load))),

@@ -152,3 +152,21 @@ def test_it_says_what_is_asked_what_is_seen_and_what_follows() -> None:
     worker.step(1.0)
     said = "first token p95 100 ms of 100 ms, 1 chat, at most 8.0 in flight, the limit feels its way"
     assert said == worker.governing.reason
+
+
+def test_beside_chat_no_more_batch_runs_than_fills_the_engine() -> None:
+    """However well the objective holds: a second one makes no more tokens here. Without chat it harms nobody."""
+    worker = beside_chat()
+    token = worker.governing.begun(lease(2, TrafficClass.BATCH))
+    for count in (2, 4):
+        worker.run(batch=count)
+        for _ in range(200):
+            token()
+            worker.step()
+    assert worker.cap == 2
+    assert "full with 2 of batch" in worker.governing.reason
+    worker.governing.ended(lease(1))
+    worker.step(IDLE_S + 1)
+    assert worker.cap == 4 + 1  # one prompt at a time is begun
+    worker.step(1.0)
+    assert "full" not in worker.governing.reason
