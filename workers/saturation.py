@@ -2,8 +2,8 @@
 
 More requests at a time make more tokens a second, until the engine is full: a GPU with dozens or hundreds, llama.cpp on
 one core with one or two. Beyond that, another request costs chat and gives batch nothing, however well the objective
-holds. So what batch makes is measured with each number of requests that runs anyway, and no more run than give a fair
-share of what they would on an empty engine. What was measured long ago is forgotten, and so tried again.
+holds. So what batch makes is measured with each number of requests that runs anyway, and no more run than it takes
+to make nearly as much as with more. What was measured long ago is forgotten, and so tried again.
 """
 
 from __future__ import annotations
