@@ -22,7 +22,8 @@ MOST_SAMPLES = 4096
 #: gap was. One sample a gap would let a single long stream outvote all first tokens.
 GAPS_A_SAMPLE = 20
 
-#: So many requests that ended without a first token, and none with one: this engine's chat cannot be measured.
+#: So many answers without a first token, and none with one: this engine's chat cannot be measured. Chat that fails, or
+#: that its client gives up, says nothing of that: the governor would forget all that it has found when an engine dies.
 BLIND_AFTER = 5
 
 
@@ -157,10 +158,10 @@ class ChatSignal:
             self._gaps.add(now, gap, stream.slow > 1)
             stream.gaps = stream.slow = 0
 
-    def ended(self, name: Hashable, now: float) -> None:
-        """A request is over, however it ended."""
+    def ended(self, name: Hashable, now: float, answered: bool = True) -> None:
+        """A request is over, with an answer or without."""
         if self._waiting.pop(name, None) is not None:
-            self._without += 1
+            self._without += answered
         elif self._streaming.pop(name, None) is None:
             return
         self.last_at = now

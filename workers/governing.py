@@ -89,6 +89,7 @@ class Governing:
         self._operating: Operating | None = None
         self._tokens = _Tokens()
         self._saturation = Saturation()
+        self._batch = 0
         self._reading = Reading()
         self._allowed: int | None = None
         self.far_over = Evidence()
@@ -116,8 +117,8 @@ class Governing:
         cap = now.batch_cap(self.signal.in_flight, load.most)
         if self.signal.last_at is None:
             return cap  # nobody has ever chatted here
-        if (enough := self._enough(now)) is not None:
-            cap = min(cap, enough)
+        if now.state is not State.IDLE and self._saturation.enough is not None:
+            cap = min(cap, self._saturation.enough)
         may_read = self._reading.may_begin(self._clock(), load.unread, self.signal.waiting, self.signal.present)
         return min(cap, load.batch + may_read)
 
@@ -146,10 +147,6 @@ class Governing:
         """A batch request was preempted because its prompt was in the way."""
         self._reading.interrupted(self._clock())
 
-    def _enough(self, now: Operating) -> int | None:
-        """Return how many batch requests fill the engine, where chat pays for more of them."""
-        return None if now.state is State.IDLE else self._saturation.enough
-
     def _reason(self) -> str:
         """Say why the cap is what it is: the objective, what is seen of it, and what follows."""
         now, asked = self._operating, self.signal.objective
@@ -158,7 +155,8 @@ class Governing:
         wanted = ((self.ttft_p95(), asked.ttft_p95_s, "first token"), (self.itl_p95(), asked.itl_p95_s, "next token"))
         said = [f"{name} p95 {_ms(p95)} of {_ms(limit)}" for p95, limit, name in wanted if limit is not None]
         limit = f"{self.signal.in_flight} chat, at most {max(0.0, now.limit):.1f} in flight"
-        enough = self._enough(now)
+        # Where no chat is, it pays for nothing.
+        enough = None if now.state is State.IDLE else self._saturation.enough
         full = () if enough is None else (f"full with {enough} of batch",)
         return ", ".join((*said, limit, *full, MEANING[now.state]))
 
@@ -171,7 +169,9 @@ class Governing:
             if self._operating is not None:
                 self._look(self._load())
         else:
+            self._batch += 1
             self._reading.begun(self._clock(), prompt_tokens(lease), self.signal.present)
+        self._note()
 
     def begun(self, lease: Lease) -> Callable[[], None]:
         """The first token of an answer came; return what is called with each other one."""
@@ -193,10 +193,13 @@ class Governing:
             self._look(self._load())
         return token
 
-    def ended(self, lease: Lease) -> None:
-        """An attempt is over."""
+    def ended(self, lease: Lease, answered: bool = True) -> None:
+        """An attempt is over; `answered` is whether with an answer, and not an error or a preemption."""
         if lease.cls is TrafficClass.INTERACTIVE:
-            self.signal.ended(lease.fence, self._clock())
+            self.signal.ended(lease.fence, self._clock(), answered)
+        else:
+            self._batch -= 1
+        self._note()
 
     def cut_off(self, kept: int, wasted: int) -> None:
         """A preempted request had made so many tokens: kept for its next attempt, or thrown away."""
@@ -223,7 +226,6 @@ class Governing:
         if now - self._reasoned_at >= REASON_S:
             self.reason, self._reasoned_at = self._reason(), now
         if not self.signal.objective.stated or self.signal.blind:
-            self._saturation.pause()
             if self._operating is not None:
                 self._operating = self._allowed = None
                 self._on_move()
@@ -240,13 +242,17 @@ class Governing:
             most=load.most,
             chat_idle_s=self.signal.idle_s(now),
             wasted=self._tokens.wasted_share(),
+            enough=self._saturation.enough,
         )
         self._operating = step(before, seen)
-        if self._operating.state is State.IDLE:
-            self._saturation.pause()
-        else:
-            self._saturation.note(now, load.batch, self._tokens.made)
+        self._note()
+        if self._operating.state is not State.IDLE:
+            self._saturation.look(now)
         self._look(load)
+
+    def _note(self) -> None:
+        """Tell what runs from now on."""
+        self._saturation.note(self._clock(), self._batch, self.signal.in_flight, self._tokens.made)
 
     def _look(self, load: Load) -> None:
         """Say so where more may start than when this was asked last, or too much runs."""

@@ -10,7 +10,8 @@ that chat comes, before anybody was slow, and has it back when chat goes. How th
 
 - *It begins with a search.* Nothing is known yet: batch has a small share of the slots beside the chat that there is on
   average, and half as much again after each run of requests in which it had its share and at most one was slow. The
-  second slow one ends the search. While chat is here, batch has no more than its share, however little chat it is.
+  second slow one ends the search, and so does an engine that is full. While chat is here, batch has no more than its
+  share, however little chat it is.
 - *Every request counts, once.* From then on a request within the objective moves the limit up by a little, a slow one
   down by 39 times as much: it comes to rest where one request in 40 is slow, half of what a p95 allows. No window has
   to fill first, so sparse traffic is as good as dense, only slower.
@@ -20,7 +21,8 @@ that chat comes, before anybody was slow, and has it back when chat goes. How th
   none. There a slow request takes a whole one off the limit, so that batch is out, and 32 good ones bring it back:
   they count without batch too, as long as it is the limit that keeps batch out.
 - *A cut counts when it has taken effect.* While more batch runs than a cut allows, what chat sees says nothing about
-  the limit, and does not move it. A limit that nobody reaches is not raised.
+  the limit, and does not move it. A limit that nobody reaches is not raised, but where the engine is full: batch
+  has all that it needs there, and good requests pay back what slow ones took.
 - *No chat, no limit.* After a while without chat all slots but the reserve are batch's; the limit holds again from the
   first chat request on.
 - *Chat that is slow without batch moves nothing.* It is chat's own, and the state says so.
@@ -103,7 +105,8 @@ class Seen:
     `fresh` is the evidence since the last step, `recent` that of requests that came since the operating point's
     `since`. `batch` and `chat` are how many requests run, `most` how many of batch may without an objective (slots less
     the reserve). `chat_idle_s` is how long no interactive request was here (None: there never was one), `wasted` the
-    share of the batch tokens made lately that preemption threw away.
+    share of the batch tokens made lately that preemption threw away, `enough` how many of batch fill the engine (None:
+    not known).
     """
 
     at: float
@@ -114,11 +117,17 @@ class Seen:
     most: int
     chat_idle_s: float | None
     wasted: float = 0.0
+    enough: int | None = None
 
     @property
     def load(self) -> int:
         """How much is in flight."""
         return self.batch + self.chat
+
+    @property
+    def full(self) -> bool:
+        """Whether batch has all that it may, not for chat but because more would make no more."""
+        return self.enough is not None and self.batch >= self.enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +230,7 @@ def step(now: Operating, seen: Seen) -> Operating:
         return replace(now, since=seen.at)
     if seen.wasted > WASTE_SHARE and seen.at - now.slow_at > WASTE_PAUSE_S and seen.batch:
         return replace(now, limit=_lowered(now, WASTE_DROP), slow_at=seen.at, search=None, state=State.WASTE)
-    if now.search is not None and now.search.slow + seen.fresh.slow <= LUCK:
+    if now.search is not None and not seen.full and now.search.slow + seen.fresh.slow <= LUCK:
         return _search(now, now.search, seen)
     return _move(now, seen)
 
@@ -294,7 +303,7 @@ def _move(now: Operating, seen: Seen) -> Operating:
     aim = LOW_AIM if low else AIM
     limit = now.limit - (slow + let_pass) * step_down
     # A limit that is not reached says nothing about what would be if it were.
-    if now.keeps_out or seen.load >= math.floor(now.limit):
+    if now.keeps_out or seen.load >= math.floor(now.limit) or seen.full:
         limit += good * step_down * aim / (1 - aim)
     return replace(
         now,

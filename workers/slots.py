@@ -76,7 +76,7 @@ class Slots:
             if lease.cls is TrafficClass.INTERACTIVE:
                 self._stop_reading()
             outcome = await self._executor.run(lease)
-            self._governing.ended(lease)
+            self._governing.ended(lease, isinstance(outcome, Answered) and outcome.status_code < 400)
             self.desk.settle(lease, outcome)
             self._note(lease, outcome)
 

@@ -16,9 +16,11 @@ from llmq.workers.trial.phase import Phase
 from tests.governing.shared_gpu import Gpu, SharedGpu
 from tests.governing.virtual_time import run_virtually
 
-#: About an 8-billion model on one large GPU, and a small engine such as llama.cpp on a few cores.
+#: About an 8-billion model on one large GPU, a small engine such as llama.cpp on a few cores, and one on a single core,
+#: where two requests at a time make a twelfth more than one, and four an eighth.
 LARGE = Gpu(64, 30_000, 150, reserve=7, prompt=(100, 800), answer=(100, 400))
 SMALL = Gpu(8, 3_000, 40, reserve=1, prompt=(50, 200), answer=(20, 80))
+ONE_CORE = Gpu(8, 3_600, 600, reserve=1, prompt=(20, 30), answer=(6, 24), parallel=1.18)
 
 #: Each run lasts so long.
 SECONDS = 285.0
@@ -101,6 +103,12 @@ def scenes() -> list[Scene]:
             "recorded chat, a slow engine of 8 slots",
             SMALL,
             [recorded_slice(begin, rate, 0.12) for begin, rate in ((0, 0.4), (300, 0.33), (600, 0.4))],
+            (1, 2, 4),
+        ),
+        Scene(
+            "recorded chat, an engine of 8 slots that one request fills",
+            ONE_CORE,
+            [recorded_slice(begin, 1.4, 0.08) for begin in (0, 400)],
             (1, 2, 4),
         ),
     ]

@@ -23,7 +23,10 @@ from llmq.workers.traffic import Arrival
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The scale of a simulated GPU, the slots kept for chat, and the tokens of batch lines (from, to)."""
+    """The scale of a simulated GPU, the slots kept for chat, and the tokens of batch lines (from, to).
+
+    `parallel` is how many sequences more make a step twice as long (None: as many as there are slots).
+    """
 
     slots: int
     prefill_tps: float
@@ -31,6 +34,7 @@ class Gpu:
     reserve: int
     prompt: tuple[int, int]
     answer: tuple[int, int]
+    parallel: float | None = None
 
 
 @dataclass(slots=True)
@@ -94,7 +98,7 @@ class SharedGpu:
         keeps: bool = False,
     ) -> None:
         self._gpu = gpu
-        self._engine = SimGpu(gpu.slots, gpu.prefill_tps, gpu.decode_tps, 10_000_000)
+        self._engine = SimGpu(gpu.slots, gpu.prefill_tps, gpu.decode_tps, 10_000_000, gpu.parallel)
         self._arrivals = arrivals
         self._cap = cap
         self._keeps = keeps
@@ -156,6 +160,7 @@ class SharedGpu:
         self._back.append(((lengths[0] + kept, max(1, lengths[1] - kept)), line.lease.preemptions + 1))
         self.outcome.wasted += line.tokens - kept
         self._governing.cut_off(kept, line.tokens - kept)
+        self._governing.ended(line.lease)
         assert line.task is not None
         line.task.cancel()
         self._loop.call_soon(self._act)  # a line that was handed back may be claimed at once
@@ -195,6 +200,7 @@ class SharedGpu:
 
         await self._engine.serve(Work(*line.lengths, 1, on_tokens))
         self._lines.remove(line)
+        self._governing.ended(line.lease)
         self._act()
 
     async def _watch(self) -> None:

@@ -96,6 +96,15 @@ def test_chat_without_tokens_cannot_be_measured() -> None:
     assert not signal.blind
 
 
+def test_chat_that_fails_is_no_chat_without_tokens() -> None:
+    """An engine that dies with ten chat requests in it is no engine whose chat cannot be measured."""
+    signal = ChatSignal(TTFT)
+    for name in range(2 * BLIND_AFTER):
+        signal.taken(name, 0.0, 0.0)
+        signal.ended(name, 1.0, answered=False)
+    assert not signal.blind
+
+
 def test_percentiles_are_of_the_window() -> None:
     """What is older than the window is forgotten."""
     signal = ChatSignal(TTFT)

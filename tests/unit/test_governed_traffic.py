@@ -9,7 +9,7 @@ import pytest
 from llmq.workers.traffic import Arrival, recorded, scaled
 from llmq.workers.trial.figures import rows_of
 from llmq.workers.trial.phase import Phase
-from tests.governing.scenes import LARGE
+from tests.governing.scenes import LARGE, ONE_CORE, recorded_slice
 from tests.governing.shared_gpu import Outcome, SharedGpu
 from tests.governing.virtual_time import run_virtually
 
@@ -95,3 +95,23 @@ def test_the_cap_does_not_swing_open(governed: Outcome) -> None:
 def test_the_same_run_gives_the_same_figures(governed: Outcome, alone: Outcome) -> None:
     """Virtual time: nothing depends on the machine."""
     assert governed.firsts == run(ttft_p95_s=FACTOR * alone.p95).firsts
+
+
+def test_on_an_engine_that_one_request_fills_batch_has_no_more_beside_chat() -> None:
+    """Two would make a twelfth more, and chat pays for it: nine of ten moments that batch runs in, it is one."""
+    chat = recorded_slice(0, 1.4, 0.08)
+
+    def beside(**how: float | int) -> Outcome:
+        return run_virtually(SharedGpu(ONE_CORE, chat, keeps=True, **how).run())  # type: ignore[arg-type]
+
+    alone, one = beside(cap=0), beside(cap=1)
+    governed = beside(ttft_p95_s=FACTOR * alone.p95)
+    caps = [cap for at, cap in governed.caps if at > 60 and cap > 0]
+    assert caps.count(1) > 0.9 * len(caps)
+    assert governed.p95 <= FACTOR * alone.p95
+    assert governed.made > 0.8 * one.made
+
+
+def test_a_gpu_is_never_found_to_be_full(governed: Outcome) -> None:
+    """There more requests make more, as far as chat bears them."""
+    assert max(cap for _, cap in governed.caps) > 16

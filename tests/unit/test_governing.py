@@ -155,18 +155,43 @@ def test_it_says_what_is_asked_what_is_seen_and_what_follows() -> None:
 
 
 def test_beside_chat_no_more_batch_runs_than_fills_the_engine() -> None:
-    """However well the objective holds: a second one makes no more tokens here. Without chat it harms nobody."""
+    """However well the objective holds: four make no more tokens than two here. Without chat they harm nobody."""
     worker = beside_chat()
-    token = worker.governing.begun(lease(2, TrafficClass.BATCH))
-    for count in (2, 4):
-        worker.run(batch=count)
-        for _ in range(200):
-            token()
-            worker.step()
-    assert worker.cap == 2
-    assert "full with 2 of batch" in worker.governing.reason
     worker.governing.ended(lease(1))
+    lines = [lease(number, TrafficClass.BATCH) for number in range(10, 14)]
+    token = worker.governing.begun(lines[0])
+    for beginning in (lines[:2], lines[2:]):
+        for line in beginning:
+            worker.governing.taken(line, 0.0)
+        worker.run(lines.index(beginning[-1]) + 1)
+        for _ in range(40):
+            worker.governing.taken(lease(2), 0.0)
+            worker.governing.begun(lease(2))
+            worker.governing.ended(lease(2))
+            for _ in range(5):
+                token()
+                worker.step()
+    assert 2 == worker.cap
+    assert "full with 2 of batch" in worker.governing.reason
     worker.step(IDLE_S + 1)
     assert worker.cap == 4 + 1  # one prompt at a time is begun
     worker.step(1.0)
     assert "full" not in worker.governing.reason
+
+
+def test_an_engine_that_dies_with_chat_in_it_does_not_make_the_governor_forget() -> None:
+    """Batch would have all slots, just when chat comes back; answers without tokens cannot be measured, and say so."""
+    worker = beside_chat()
+    worker.governing.ended(lease(1))
+    for number in range(2, 12):
+        worker.governing.taken(lease(number), 0.0)
+        worker.governing.ended(lease(number), answered=False)
+    worker.step()
+    assert 8 == worker.cap
+    for number in range(12, 17):
+        worker.governing.taken(lease(number), 0.0)
+        worker.governing.ended(lease(number))
+    worker.step()
+    worker.step(1.0)
+    assert "first tokens are not to be seen" == worker.governing.reason
+    assert State.FIXED is worker.governing.state

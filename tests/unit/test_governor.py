@@ -341,6 +341,26 @@ def test_a_limit_that_is_not_reached_is_not_raised() -> None:
     assert MOST == step(beside_chat(limit=3.0 * MOST), seen(0.1, good=1)).limit
 
 
+def test_where_the_engine_is_full_the_limit_is_paid_back_though_nobody_reaches_it() -> None:
+    """Else each slow request would count there and no good one, until batch had less than fills the engine."""
+    now = beside_chat(6.0)
+    for n in range(400):
+        now = step(now, seen(n / 10, good=39, slow=1, batch=4, enough=4))
+    assert 5.5 < now.limit
+    for n in range(400):
+        now = step(now, seen(40 + n / 10, good=39, slow=1, batch=3, enough=4))
+    assert now.limit < 4.0
+
+
+def test_a_search_that_finds_the_engine_full_is_over() -> None:
+    """It would give batch more for ever, and say that nothing is known yet."""
+    now = searching()
+    now = step(now, seen(0.1, good=1, batch=2, enough=3))
+    assert State.SEARCH is now.state
+    now = step(now, seen(0.2, good=1, batch=3, enough=3))
+    assert (State.HOLDS, None) == (now.state, now.search)
+
+
 def test_waste_leaves_chat_more_free_slots() -> None:
     """Chat that preempts again and again throws tokens away: the limit gives way, not more than once in a while."""
     now = step(beside_chat(), seen(5.0, wasted=WASTE_SHARE * 2))

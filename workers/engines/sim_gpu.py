@@ -3,12 +3,13 @@
 Like a real engine it works in steps. A step gives one token to every sequence that decodes and works off up to
 `PREFILL_CHUNK` prompt tokens, shared evenly by the requests that still read their prompts. It takes
 
-    (1 + (sequences - 1) / slots) / decode_tps   for the decoding sequences, if there are any
-    + prompt tokens / prefill_tps                for the prompts
+    (1 + (sequences - 1) / parallel) / decode_tps   for the decoding sequences, if there are any
+    + prompt tokens / prefill_tps                   for the prompts
 
 so one sequence alone decodes at `decode_tps`, each of a full GPU at about half of that, and long prompts slow down
-everybody's next token. Requests that find no slot, or no room in the KV memory for prompt and answer, wait inside,
-first come first served. Steps in which nobody watches a token are computed ahead: one timer for all of them.
+everybody's next token. (`parallel` is the number of slots, where nothing else is said: with less, more sequences make
+hardly more.) Requests that find no slot, or no room in the KV memory for prompt and answer, wait inside, first come
+first served. Steps in which nobody watches a token are computed ahead: one timer for all of them.
 """
 
 from __future__ import annotations
@@ -63,8 +64,11 @@ class _Plan:
 class SimGpu:
     """Serves `Work`; time is the running loop's, so that a loop with a virtual clock simulates in no time."""
 
-    def __init__(self, slots: int, prefill_tps: float, decode_tps: float, kv_tokens: int) -> None:
+    def __init__(
+        self, slots: int, prefill_tps: float, decode_tps: float, kv_tokens: int, parallel: float | None = None
+    ) -> None:
         self._slots = slots
+        self._parallel = parallel or slots
         self._prefill_tps = prefill_tps
         self._decode_tps = decode_tps
         self._kv_tokens = kv_tokens
@@ -131,7 +135,7 @@ class SimGpu:
         sequences = sum(work.sequences for work in decoding)
         seconds = sum(tokens for _, tokens in shares) / self._prefill_tps
         if sequences:
-            seconds += (1 + (sequences - 1) / self._slots) / self._decode_tps
+            seconds += (1 + (sequences - 1) / self._parallel) / self._decode_tps
         watched = shares or any(work.on_tokens for work in decoding)
         steps = 1 if watched else min(work.answer_left for work in decoding)
         loop = asyncio.get_running_loop()
