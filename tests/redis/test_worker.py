@@ -19,6 +19,7 @@ from llmq.workers import contact as contact_module
 from llmq.workers import desk as desk_module
 from llmq.workers import keeper as keeper_module
 from llmq.workers import reading as reading_module
+from llmq.workers.chat_signal import BLIND_AFTER
 from llmq.workers.engines.base import EngineGone, EngineOverloaded, EngineUnclear
 from llmq.workers.governing import STEP_S
 from tests.conftest import OwnServer
@@ -321,6 +322,21 @@ class TestChatAndBatch:
             assert not line.aborted.is_set()
             line.answer()
             await batch_ended(redis)
+
+    @pytest.mark.parametrize(("status", "state"), [(400, "holds"), (200, "fixed")])
+    async def test_only_answers_without_a_token_say_that_chat_cannot_be_measured(
+        self, redis_url: str, redis: Redis, status: int, state: str
+    ) -> None:
+        """Chat that an engine refuses, or takes along when it dies, makes the governor forget nothing."""
+        tuned = '{"batch": 5, "prefill_tps": 1e6, "alone_s": 0.1, "chat_rate": 1.0, "at": 0.0, "chat": 3.0}'
+        await configure(redis, ttft_p95="1000", **{field_of("scripted", ["model"]): tuned})
+        engine = ScriptedEngine(8)
+        async with serving(redis_url, engine, reserve=0):
+            for number in range(BLIND_AFTER):
+                await submit_chat(redis, f"chat {number}")
+                (await engine.next()).answer(status, b'{"error": {"message": "no"}}')
+                await job_ended(redis, f"chat {number}")
+            await until(lambda: _governor(redis, state))
 
     async def test_chat_does_not_count_against_a_batch_cap(self, redis_url: str, redis: Redis) -> None:
         """With a limit of 9 and `--batch-cap 1`, batch runs beside three chat requests, and so does the next one."""
