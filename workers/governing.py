@@ -251,8 +251,9 @@ class Governing:
         self._look(load)
 
     def _note(self) -> None:
-        """Tell what runs from now on."""
-        self._saturation.note(self._clock(), self._batch, self.signal.in_flight, self._tokens.made)
+        """Tell what runs from now on, where anybody goes by it."""
+        if self._operating is not None:
+            self._saturation.note(self._clock(), self._batch, self.signal.in_flight, self._tokens.made)
 
     def _look(self, load: Load) -> None:
         """Say so where more may start than when this was asked last, or too much runs."""
