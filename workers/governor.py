@@ -18,8 +18,8 @@ that chat comes, before anybody was slow, and has it back when chat goes. How th
 - *Down in proportion, up by steps.* What a slow request costs is a share of the limit, so that one that is far too
   high falls fast; many slow ones at once, more than luck explains, halve it.
 - *Whole requests where only one is left.* Beside the chat that there is on average, less than two of batch are one or
-  none. There a slow request takes a whole one off the limit, so that batch is out, and 32 good ones bring it back:
-  they count without batch too, as long as it is the limit that keeps batch out.
+  none. There a slow request takes a whole one off the limit, so that batch is out, and 32 good ones bring it back (19
+  where one fills the engine): they count without batch too, as long as it is the limit that keeps batch out.
 - *A cut counts when it has taken effect.* While more batch runs than a cut allows, what chat sees says nothing about
   the limit, and does not move it. A limit that nobody reaches is not raised, but where the engine is full: batch
   has all that it needs there, and good requests pay back what slow ones took.
@@ -48,8 +48,9 @@ AIM = 0.025
 DROP = 0.04
 
 #: Where the limit leaves batch less than LOW beside chat's average, a slow request takes LOW_DROP off: a whole one. One
-#: of batch takes no slots that bursts need, so the limit rests nearer to what a p95 allows there, at LOW_AIM. It goes
-#: down to LEAST: many slow requests that come together keep batch out for no longer than two.
+#: of batch takes no slots that bursts need, so the limit rests nearer to what a p95 allows there, at LOW_AIM; and where
+#: one fills the engine, so that no more than one can come of it, at all of SLOW_SHARE. It goes down to LEAST: many slow
+#: requests that come together keep batch out for no longer than two.
 LOW = 2.0
 LOW_DROP = 1.0
 LOW_AIM = 0.03
@@ -300,7 +301,7 @@ def _move(now: Operating, seen: Seen) -> Operating:
     let_pass = now.search.slow if now.search is not None else 0
     low = now.limit < now.chat + LOW
     step_down = LOW_DROP if low else DROP * max(LEAST_SCALE, now.limit)
-    aim = LOW_AIM if low else AIM
+    aim = AIM if not low else SLOW_SHARE if seen.enough == 1 else LOW_AIM
     limit = now.limit - (slow + let_pass) * step_down
     # A limit that is not reached says nothing about what would be if it were.
     if now.keeps_out or seen.load >= math.floor(now.limit) or seen.full:

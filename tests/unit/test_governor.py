@@ -290,6 +290,14 @@ def test_one_slow_request_sends_the_last_of_batch_away_and_so_many_good_ones_bri
     assert now.limit == without_batch(now, good=1000).limit  # it may run, so chat without it says nothing
 
 
+def test_where_one_fills_the_engine_batch_stays_as_long_as_a_p95_allows_it() -> None:
+    """No more than one can come of it: 19 good requests are enough for one slow one, with batch and without."""
+    now = step(beside_chat(limit=1.5), seen(0.1, slow=1, batch=1, enough=1))
+    out = now.at + CLEARED_S + 1
+    one, two = (step(now, seen(out, good=19, batch=0, enough=enough)) for enough in (1, 2))
+    assert (1.5, 1.1) == (round(one.limit, 1), round(two.limit, 1))
+
+
 def test_chat_s_own_slow_requests_do_not_put_batch_off() -> None:
     """Never at zero without cause: what is slow while batch is out is no reason to keep it there."""
     now = without_batch(beside_chat(limit=0.5), slow=100)
