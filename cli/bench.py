@@ -65,12 +65,16 @@ BatchPrompt = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What was asked. `caps` are fixed batch caps to try on top, `factor` times chat alone's p95 is the objective."""
+    """What was asked. `caps` are fixed batch caps to try on top, `factor` times chat alone's p95 is the objective.
+
+    `fcfs` is whether batch is also sent straight to the engine.
+    """
 
     settings: Settings
     start: EngineStart
     wanted: Wanted
     factor: float
+    fcfs: bool
     caps: Sequence[int]
     out: Path
     json: bool
@@ -95,6 +99,9 @@ def bench(
     caps: Annotated[
         str, typer.Option("--caps", metavar="N,N", help="Also try these fixed batch caps, through llmq.")
     ] = "",
+    fcfs: Annotated[
+        bool, typer.Option("--fcfs/--no-fcfs", help="Also send batch straight to the engine: first come, first served.")
+    ] = True,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="STEM", help="Writes STEM.json, STEM.png, STEM.svg.")
     ] = Path("llmq-bench"),
@@ -128,7 +135,7 @@ def bench(
     if objective < 1:
         raise UsageError(f"--objective: expected 1 or more times what chat alone sees, got {objective:g}")
     asked = Bench(
-        loaded.settings, EngineStart(gpu, serve, serve_log), wanted, objective, _caps(caps), _checked(out), json
+        loaded.settings, EngineStart(gpu, serve, serve_log), wanted, objective, fcfs, _caps(caps), _checked(out), json
     )
     run_async(lambda: _bench(asked))
 
@@ -249,7 +256,7 @@ async def _phases(
     straight_name = f"first come first served, {STRAIGHT * plan.slots} batch"
     measured = [
         queued("chat alone", plan, engine, queue("alone"), session.url),
-        straight(straight_name, plan, engine, STRAIGHT * plan.slots),
+        *((straight(straight_name, plan, engine, STRAIGHT * plan.slots),) if asked.fcfs else ()),
         queued("llmq", plan, engine, queue("llmq"), session.url, lines=lines, objective=objective, config=tuned),
         *(
             queued(f"fixed cap {cap}", plan, engine, queue(f"c{cap}"), session.url, lines=lines, batch_cap=cap)

@@ -49,7 +49,10 @@ def test_bench_shows_that_chat_keeps_its_speed(url: str, tmp_path: Path) -> None
 
 
 def test_phases_of_a_bench_take_turns(url: str, tmp_path: Path) -> None:
-    """All have the same requests in the end, the objective follows chat alone, and batch that waited goes on."""
+    """All have the same requests in the end, the objective follows chat alone, and batch that waited goes on.
+
+    First come, first served may be left out.
+    """
     options = (
         "--engine",
         GPU,
@@ -64,14 +67,14 @@ def test_phases_of_a_bench_take_turns(url: str, tmp_path: Path) -> None:
         "--share",
         "0.6",
     )
-    done = llmq("bench", *options, "--caps", "1", "-o", tmp_path / "b", url=url)
+    done = llmq("bench", *options, "--no-fcfs", "--caps", "1", "-o", tmp_path / "b", url=url)
     assert 0 == done.code, done.err
     said = [line.split(":")[0] for line in done.err.splitlines() if "x alone" in line]
-    assert 2 * ["chat alone", "first come first served, 8 batch", "llmq", "fixed cap 1"] == said
+    assert 2 * ["chat alone", "llmq", "fixed cap 1"] == said
     report = json.loads((tmp_path / "b.json").read_text())
     assert 2 == report["turns"]
     assert 1 == len({phase["requests"] for phase in report["phases"]})
-    alone, _, through, capped = report["phases"]
+    alone, through, capped = report["phases"]
     assert through["objective_s"] == pytest.approx(1.1 * alone["p95_s"], rel=1e-3)
     assert min(through["batch_tps"], capped["batch_tps"]) > 0
     for phase in report["phases"]:

@@ -5,6 +5,7 @@ and a worker in this process. What came of it is a `Phase`: times and counts, no
 
 A phase can be measured in turns with others, so that an hour in which the machine is slow meets all of them: both are
 generators that stop after each turn, with all that they have found so far, no batch running and their queue as it is.
+What a worker makes of the pause is none of a phase's: batch comes back when chat has, or with the end of the warm-up.
 """
 
 from __future__ import annotations
@@ -176,6 +177,7 @@ async def queued(
             await _feed(queue, requests, lines)
         await prepare()
         async with AsyncClient(url, queue=queue.name) as client, _worker(plan, engine, queue, url, batch_cap):
+            chat_is_back = asyncio.Event()
 
             async def chat(arrival: Arrival, first: Callable[[], None]) -> None:
                 job = await client.submit(requests.chat(arrival))
@@ -184,11 +186,23 @@ async def queued(
                     pieces += 1
                     if delta.text or pieces == 2:  # a token may be half a character, and have no text
                         first()
+                        chat_is_back.set()
+
+            async def batch_beside() -> None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(chat_is_back.wait(), plan.warmup)
+                await queue.resume(TrafficClass.BATCH)
 
             for turn in range(plan.turns):
-                if lines:
-                    await queue.resume(TrafficClass.BATCH)
-                await _measure(phase, plan, turn, engine, chat)
+                if not turn:
+                    chat_is_back.set()  # before the first there was no pause
+                beside = [asyncio.create_task(batch_beside())] if lines else []
+                try:
+                    await _measure(phase, plan, turn, engine, chat)
+                    await asyncio.gather(*beside)
+                finally:
+                    await _ended(beside)
+                chat_is_back.clear()
                 if turn < last:
                     await queue.pause(TrafficClass.BATCH)
                     phase.all_made += await _left_to_end(engine)
