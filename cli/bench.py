@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -118,7 +118,8 @@ def bench(
     through llmq. Prints a table, and writes a plot of the time to first token and the figures behind it. Nothing else
     should use the engine meanwhile. Ctrl-C is safe: the queues are its own, and are removed.
 
-    On a machine that is faster now and slower then, let the phases take turns: each sees every part of the hour.
+    On a machine that is faster now and slower then, let the phases take turns: each sees every part of the hour. Chat
+    alone is measured once more before them, for the objective.
 
     \b
     Examples:
@@ -206,11 +207,11 @@ async def _bench(asked: Bench) -> None:
         ):
             engine = MeteredEngine(found.engine)
             setting = await set_up(engine, found.info, asked.wanted, notice)
-            phases = await _phases(asked, session, setting, engine, await _tuned(session, found.info))
+            before, phases = await _phases(asked, session, setting, engine, await _tuned(session, found.info))
     except asyncio.CancelledError:
         raise Interrupted("interrupted; the queues of the bench are gone, and nothing was written") from None
     rows = rows_of(phases)
-    report = _report(asked, found, setting, phases, rows)
+    report = _report(asked, found, setting, before, phases, rows)
     files = _write(asked, report, phases, found.info)
     if asked.json:
         print_json(report)
@@ -234,9 +235,10 @@ async def _tuned(session: Session, info: EngineInfo) -> dict[str, str]:
 
 async def _phases(
     asked: Bench, session: Session, setting: Setting, engine: MeteredEngine, tuned: Mapping[str, str]
-) -> list[Phase]:
-    from llmq.workers.trial.figures import rows_of
-    from llmq.workers.trial.phase import queued, straight
+) -> tuple[list[Phase], list[Phase]]:
+    """Return chat alone once before the turns, where there are several, and the phases."""
+    from llmq.workers.trial.figures import p95_of, rows_of
+    from llmq.workers.trial.phase import queued, straight, whole
 
     plan, lines, trial = setting.plan, setting.lines(), f"bench-{secrets.token_hex(4)}"
 
@@ -250,8 +252,9 @@ async def _phases(
         notice(f"{phase.name}: {figures}{so_far}")
 
     def objective() -> float:
-        return asked.factor * rows_of(phases[:1])[0].p95_s
+        return asked.factor * p95_of([*before, *phases[:1]])
 
+    before: list[Phase] = []
     phases: list[Phase] = []
     straight_name = f"first come first served, {STRAIGHT * plan.slots} batch"
     measured = [
@@ -268,17 +271,26 @@ async def _phases(
     async with contextlib.AsyncExitStack() as stack:
         for part in measured:
             stack.push_async_callback(part.aclose)
+        if plan.turns > 1:  # the first turn is a few requests, and no objective can be made of them
+            once = replace(plan, turns=1)
+            before.append(await whole(queued("chat alone", once, engine, queue("before"), session.url)))
+            notice(f"chat alone once before, for the objective: p95 {_ms(p95_of(before))}")
         for turn in range(plan.turns):
             for part in measured:
                 phase = await anext(part)
                 if not turn:
                     phases.append(phase)
                 say(phase, turn)
-    return phases
+    return before, phases
 
 
 def _report(
-    asked: Bench, found: FoundEngine, setting: Setting, phases: Sequence[Phase], rows: Sequence[Row]
+    asked: Bench,
+    found: FoundEngine,
+    setting: Setting,
+    before: Sequence[Phase],
+    phases: Sequence[Phase],
+    rows: Sequence[Row],
 ) -> dict[str, Any]:
     from llmq.workers.trial.requests import BATCH_PROMPT
 
@@ -296,11 +308,15 @@ def _report(
         "tokens": setting.tokens,
         "batch_prompt": list(asked.wanted.batch_prompt or BATCH_PROMPT),
         "objective": asked.factor,
+        "before": [{"name": phase.name, "first_tokens": _first_tokens(phase)} for phase in before],
         "phases": [
-            row.to_json() | {"first_tokens": [[round(at, 3), s and round(s, 4)] for at, s in sorted(phase.firsts)]}
-            for row, phase in zip(rows, phases, strict=True)
+            row.to_json() | {"first_tokens": _first_tokens(phase)} for row, phase in zip(rows, phases, strict=True)
         ],
     }
+
+
+def _first_tokens(phase: Phase) -> list[list[float | None]]:
+    return [[round(at, 3), s and round(s, 4)] for at, s in sorted(phase.firsts)]
 
 
 def _write(asked: Bench, report: dict[str, Any], phases: Sequence[Phase], info: EngineInfo) -> list[Path]:
@@ -311,8 +327,8 @@ def _write(asked: Bench, report: dict[str, Any], phases: Sequence[Phase], info: 
     if not can_plot():
         notice(f"no plot: it is drawn with matplotlib ({HOW_TO_GET})")
         return [file]
-    model = ", ".join(info.models[:1]) or "-"
-    title = f"{'SIMULATED ' if info.simulated else ''}{info.kind} {model}: chat beside batch"
+    engine = " ".join(dict.fromkeys([info.kind, *info.models[:1]]))
+    title = f"{'SIMULATED ' if info.simulated else ''}{engine}: chat beside batch"
     return [file, *plotted(phases, title, asked.out)]
 
 

@@ -16,7 +16,7 @@ from llmq.scheduler.tuned import Tuned, field_of, tuned_for
 from llmq.workers.engines.sim import SimEngine
 from llmq.workers.traffic import Arrival, rate_for, recorded, recorded_in, scaled
 from llmq.workers.trial.capacity import measure_pace
-from llmq.workers.trial.figures import bursts, quantile, rows_of, windows
+from llmq.workers.trial.figures import bursts, p95_of, quantile, rows_of, windows
 from llmq.workers.trial.metered import MeteredEngine
 from llmq.workers.trial.phase import Phase, Plan, straight
 from llmq.workers.trial.requests import Requests, Wording
@@ -101,6 +101,15 @@ def test_the_warm_up_of_each_turn_does_not_count() -> None:
     (row,) = rows_of([Phase("alone", 60, 5, 3, firsts=firsts + burst)])
     assert 3 * 15 + 50 == row.requests
     assert (0.3, 0.3) == (row.p50_s, row.burst_p95_s)
+
+
+def test_the_p95_of_several_phases_is_that_of_all_their_requests() -> None:
+    """Each without its own warm-ups."""
+    once = Phase("alone", 40, 5, firsts=[(n / 10, 9.0 if n < 50 else 0.1) for n in range(250)])
+    turns = Phase("alone", 40, 5, 2, firsts=[(n / 10, 9.0 if n % 200 < 50 else 0.3) for n in range(400)])
+    assert (0.1, 0.3) == (p95_of([once]), p95_of([once, turns]))
+    assert p95_of([once, Phase("alone", 40, 5, firsts=[(9.0, 0.3)] * 5)]) == 0.1
+    assert math.isnan(p95_of([]))
 
 
 async def test_phases_take_turns() -> None:

@@ -53,10 +53,14 @@ class Row:
 
 def rows_of(phases: Sequence[Phase]) -> list[Row]:
     """Return the rows of a trial; the first phase is chat alone."""
-    alone = _seen(phases[0])
     starts = bursts(sorted(at for at, _ in phases[0].firsts))
-    base = quantile([seconds for _, seconds in alone], 0.95)
+    base = p95_of(phases[:1])
     return [_row(phase, base, starts) for phase in phases]
+
+
+def p95_of(phases: Sequence[Phase]) -> float:
+    """Return the p95 of the times to first token that chat saw in all of these phases, in seconds."""
+    return quantile([seconds for phase in phases for _, seconds in _seen(phase)], 0.95)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
