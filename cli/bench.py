@@ -27,7 +27,7 @@ from llmq.cli.options import Concurrency, EngineName, Gpu, Json, RedisUrl, Serve
 from llmq.cli.render import notice, print_json, print_line, print_table
 from llmq.cli.running import run_async
 from llmq.cli.session import Session, load, open_session
-from llmq.scheduler.errors import UsageError
+from llmq.scheduler.errors import EngineUnavailable, UsageError
 from llmq.scheduler.queue import Queue
 from llmq.scheduler.settings import Settings
 from llmq.scheduler.units import parse_duration
@@ -249,10 +249,16 @@ async def _phases(
         row = rows_of([phases[0], phase])[1]
         so_far = f" ({turn + 1} of {plan.turns} turns)" if plan.turns > 1 else ""
         figures = f"p95 {_ms(row.p95_s)}, {row.ratio:.2f} x alone, {row.batch_tps:,.0f} batch tokens/s"
-        notice(f"{phase.name}: {figures}{so_far}")
+        aim = "" if phase.objective_s is None else f", objective {_ms(phase.objective_s)}"
+        notice(f"{phase.name}: {figures}{aim}{so_far}")
 
     def objective() -> float:
-        return asked.factor * p95_of([*before, *phases[:1]])
+        p95_s = p95_of([*before, *phases[:1]])
+        if not math.isfinite(p95_s):
+            raise EngineUnavailable(
+                "one in 20 of chat's requests alone got no token: make the engine answer all of them"
+            )
+        return asked.factor * p95_s
 
     before: list[Phase] = []
     phases: list[Phase] = []
@@ -266,15 +272,15 @@ async def _phases(
             for cap in asked.caps
         ),
     ]
-    in_turns = f", in {plan.turns} turns" if plan.turns > 1 else ""
+    in_turns = f", in {plan.turns} turns, and chat alone once before" if plan.turns > 1 else ""
     notice(f"{len(measured)} phases of {plan.seconds:g} s{in_turns}")
     async with contextlib.AsyncExitStack() as stack:
         for part in measured:
             stack.push_async_callback(part.aclose)
-        if plan.turns > 1:  # the first turn is a few requests, and no objective can be made of them
+        if plan.turns > 1:  # of the few requests of a first turn no objective can be made that holds for the run
             once = replace(plan, turns=1)
             before.append(await whole(queued("chat alone", once, engine, queue("before"), session.url)))
-            notice(f"chat alone once before, for the objective: p95 {_ms(p95_of(before))}")
+            notice(f"chat alone, before the turns: p95 {_ms(p95_of(before))}")
         for turn in range(plan.turns):
             for part in measured:
                 phase = await anext(part)
