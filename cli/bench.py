@@ -23,12 +23,12 @@ import typer
 
 from llmq.cli.engine import EngineStart, open_engine
 from llmq.cli.errors import Interrupted
-from llmq.cli.options import Concurrency, EngineName, Gpu, Json, RedisUrl, Serve, ServeLog
-from llmq.cli.render import notice, print_json, print_line, print_table
+from llmq.cli.options import Concurrency, EngineName, Gpu, Json, Queue, RedisUrl, Serve, ServeLog
+from llmq.cli.render import command, notice, print_facts, print_json, print_line, print_table
 from llmq.cli.running import run_async
-from llmq.cli.session import Session, load, open_session
-from llmq.scheduler.errors import EngineUnavailable, UsageError
-from llmq.scheduler.queue import Queue
+from llmq.cli.session import DEFAULT_QUEUE, Session, load, open_session
+from llmq.scheduler.errors import UsageError
+from llmq.scheduler.queue import Queue as JobQueue
 from llmq.scheduler.settings import Settings
 from llmq.scheduler.units import parse_duration
 from llmq.workers.shutdown import Shutdown
@@ -108,6 +108,7 @@ def bench(
     gpu: Gpu = "0",
     serve: Serve = None,
     serve_log: ServeLog = None,
+    queue: Queue = None,
     concurrency: Concurrency = None,
     redis: RedisUrl = None,
     json: Json = False,
@@ -116,7 +117,8 @@ def bench(
 
     The same recorded chat three times: alone; beside batch that is sent straight to the engine; and beside batch
     through llmq. Prints a table, and writes a plot of the time to first token and the figures behind it. Nothing else
-    should use the engine meanwhile. Ctrl-C is safe: the queues are its own, and are removed.
+    should use the engine meanwhile. Ctrl-C is safe: the queues are its own, and are removed. What `llmq tune` has
+    stored in --queue for this engine is where llmq begins.
 
     On a machine that is faster now and slower then, let the phases take turns: each sees every part of the hour. Chat
     alone is measured once more before them, for the objective.
@@ -130,7 +132,7 @@ def bench(
       llmq bench --batch-prompt 2000-8000 --tokens 1 --most-tokens 9000
       llmq bench -o reports/tuesday          tuesday.json, .png, .svg
     """
-    loaded = load(engine=engine, concurrency=concurrency, redis_url=redis)
+    loaded = load(engine=engine, queue=queue, concurrency=concurrency, redis_url=redis)
     slots = loaded.settings.concurrency
     wanted = wanted_of(seconds, warmup, share, rate, tokens, most_tokens, trace, batch_prompt, slots, turns)
     if objective < 1:
@@ -169,6 +171,13 @@ def wanted_of(
     arrivals = None if trace is None else recorded_in(trace)
     span = None if batch_prompt is None else _span(batch_prompt)
     return Wanted(whole, warm, share, rate, tokens, slots, most_tokens, arrivals, span, turns)
+
+
+def set_ttft_p95(alone_s: float, factor: float, queue: str) -> str:
+    """Return the command that asks for so many times what chat sees alone, and what it is."""
+    name = () if queue == DEFAULT_QUEUE else ("--queue", queue)
+    line = command("llmq", "set", "ttft_p95", f"{max(1, round(alone_s * factor * 1000))}ms", *name)
+    return f"{line}   ({factor:g} x chat alone)"
 
 
 def _span(text: str) -> tuple[int, int]:
@@ -217,6 +226,8 @@ async def _bench(asked: Bench) -> None:
         print_json(report)
         return
     _print(rows, found.info, setting)
+    print_line()
+    print_facts({"objective": set_ttft_p95(rows[0].p95_s, asked.factor, asked.settings.queue)})
     for file in files:
         notice(f"wrote {file}")
 
@@ -237,13 +248,13 @@ async def _phases(
     asked: Bench, session: Session, setting: Setting, engine: MeteredEngine, tuned: Mapping[str, str]
 ) -> tuple[list[Phase], list[Phase]]:
     """Return chat alone once before the turns, where there are several, and the phases."""
-    from llmq.workers.trial.figures import p95_of, rows_of
+    from llmq.workers.trial.figures import p95_alone, rows_of
     from llmq.workers.trial.phase import queued, straight, whole
 
     plan, lines, trial = setting.plan, setting.lines(), f"bench-{secrets.token_hex(4)}"
 
-    def queue(part: str) -> Queue:
-        return Queue(session.redis, f"{trial}-{part}", keyring=asked.settings.keyring())
+    def queue(part: str) -> JobQueue:
+        return JobQueue(session.redis, f"{trial}-{part}", keyring=asked.settings.keyring())
 
     def say(phase: Phase, turn: int) -> None:
         row = rows_of([phases[0], phase])[1]
@@ -253,12 +264,7 @@ async def _phases(
         notice(f"{phase.name}: {figures}{aim}{so_far}")
 
     def objective() -> float:
-        p95_s = p95_of([*before, *phases[:1]])
-        if not math.isfinite(p95_s):
-            raise EngineUnavailable(
-                "one in 20 of chat's requests alone got no token: make the engine answer all of them"
-            )
-        return asked.factor * p95_s
+        return asked.factor * p95_alone([*before, *phases[:1]])
 
     before: list[Phase] = []
     phases: list[Phase] = []
@@ -280,7 +286,7 @@ async def _phases(
         if plan.turns > 1:  # of the few requests of a first turn no objective can be made that holds for the run
             once = replace(plan, turns=1)
             before.append(await whole(queued("chat alone", once, engine, queue("before"), session.url)))
-            notice(f"chat alone, before the turns: p95 {_ms(p95_of(before))}")
+            notice(f"chat alone, before the turns: p95 {_ms(p95_alone(before))}")
         for turn in range(plan.turns):
             for part in measured:
                 phase = await anext(part)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmq.cli.bench import BatchPrompt, Longest, Rate, Seconds, Share, Tokens, Trace, wanted_of
+from llmq.cli.bench import BatchPrompt, Longest, Rate, Seconds, Share, Tokens, Trace, set_ttft_p95, wanted_of
 from llmq.cli.engine import EngineStart, open_engine
 from llmq.cli.errors import Interrupted
 from llmq.cli.options import Concurrency, EngineName, Gpu, Json, Queue, RedisUrl, Serve, ServeLog
@@ -49,8 +49,8 @@ def tune(
     """Measure how much batch your engine bears beside chat.
 
     A few minutes of recorded chat beside more and more batch requests, straight at the engine. What held is stored in
-    the queue for this engine and model, and is where its workers begin from their next start on; they feel their way
-    from there as ever. Run it again whenever engine or model change. Nothing else should use the engine meanwhile.
+    the queue for this engine and model: its workers begin there, those that run as well, and feel their way from it as
+    ever. Run it again whenever engine or model change. Nothing else should use the engine meanwhile.
 
     \b
     Examples:
@@ -70,7 +70,7 @@ def tune(
     if json:
         print_json(_to_json(found, info, tuned, loaded.settings.queue))
     else:
-        _print(found, info, loaded.settings.queue)
+        _print(found, info, loaded.settings.queue, factor)
 
 
 async def _tune(
@@ -99,7 +99,7 @@ async def _tune(
     return found, opened.info, tuned
 
 
-def _print(found: Found, info: EngineInfo, queue: str) -> None:
+def _print(found: Found, info: EngineInfo, queue: str, factor: float) -> None:
     columns = ["beside chat", "p95>", "x alone>", "batch tok/s>", "holds"]
     rows = [["nothing", f"{found.alone.p95_s * 1000:.0f} ms", "1.00", "0", ""]]
     for trial in found.trials:
@@ -113,8 +113,8 @@ def _print(found: Found, info: EngineInfo, queue: str) -> None:
             "engine": f"{info.kind}{' (SIMULATED)' if info.simulated else ''} {', '.join(info.models[:1])}",
             "batch": f"{found.batch} requests at once hold, beside {found.chat_in_flight:.1f} of chat on average",
             "prompts": f"{found.prefill_tps:,.0f} prompt tokens of batch a second hold",
-            "objective": f"llmq set ttft_p95 {max(1, round(found.alone.p95_s * 1100))}ms   (1.1 x chat alone)",
-            "stored": f"in queue {queue}, for workers that start from now on",
+            "objective": set_ttft_p95(found.alone.p95_s, factor, queue),
+            "stored": f"in queue {queue}: its workers begin with it from now on",
         }
     )
 

@@ -8,6 +8,7 @@ burst is seen while it lasts, not when its answers come.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -21,6 +22,9 @@ MOST_SAMPLES = 4096
 #: The gaps between the tokens of one stream make one sample for each so many of them; it is slow where more than one
 #: gap was. One sample a gap would let a single long stream outvote all first tokens.
 GAPS_A_SAMPLE = 20
+
+#: An objective is far looser with so many times the limit.
+FAR = 1.25
 
 #: So many answers without a first token, and none with one: this engine's chat cannot be measured. Chat that fails, or
 #: that its client gives up, says nothing of that: the governor would forget all that it has found when an engine dies.
@@ -37,7 +41,20 @@ class Objective:
     @property
     def stated(self) -> bool:
         """Whether anything is asked."""
-        return self.ttft_p95_s is not None or self.itl_p95_s is not None
+        return bool(self.limits_s)
+
+    @property
+    def limits_s(self) -> tuple[float, ...]:
+        """What is asked, in seconds."""
+        return tuple(limit for limit in (self.ttft_p95_s, self.itl_p95_s) if limit is not None)
+
+    def far_looser_than(self, other: Objective) -> bool:
+        """Whether this is far easier to keep, and in nothing harder."""
+        pairs = [
+            (math.inf if mine is None else mine, math.inf if its is None else its)
+            for mine, its in ((self.ttft_p95_s, other.ttft_p95_s), (self.itl_p95_s, other.itl_p95_s))
+        ]
+        return all(mine >= its for mine, its in pairs) and any(mine >= FAR * its and mine > its for mine, its in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +175,16 @@ class ChatSignal:
             self._gaps.add(now, gap, stream.slow > 1)
             stream.gaps = stream.slow = 0
 
-    def ended(self, name: Hashable, now: float, answered: bool = True) -> None:
-        """A request is over, with an answer or without."""
-        if self._waiting.pop(name, None) is not None:
+    def ended(self, name: Hashable, now: float, answered: bool = True, given_up: bool = False) -> None:
+        """A request is over, with an answer or without; `given_up` is whether who asked would wait no longer.
+
+        What was given up after more than the objective was slow; what failed says nothing of that.
+        """
+        if (came := self._waiting.pop(name, None)) is not None:
             self._without += answered
+            limit = self.objective.ttft_p95_s
+            if given_up and limit is not None and now - came > limit:
+                self._firsts.add(now, now - came, True)
         elif self._streaming.pop(name, None) is None:
             return
         self.last_at = now

@@ -19,15 +19,17 @@ from llmq.scheduler.lease import Lease
 from llmq.scheduler.live import LiveSettings
 from llmq.scheduler.tuned import Tuned
 from llmq.workers.chat_signal import ChatSignal, Evidence, Objective
-from llmq.workers.governor import WASTE_SHARE, Operating, Seen, State, step
+from llmq.workers.governor import WASTE_SHARE, Operating, Seen, State, loosened, step
 from llmq.workers.reading import Reading, makes_way
 from llmq.workers.saturation import Saturation
 
 #: A step takes some 20 us; ten a second answer a burst by its third slow request.
 STEP_S = 0.1
 
-#: How far the evidence of a breach goes back; what is older has moved the limit already.
+#: How far the evidence of a breach goes back, and so many times the objective at least: a request that came later
+#: cannot be slow yet. What is older has moved the limit already.
 RECENT_S = 5.0
+RECENT_LIMITS = 2.0
 
 #: Over so long what was thrown away is compared with what was made.
 WASTE_WINDOW_S = 30.0
@@ -41,11 +43,10 @@ FLEET_LIMIT = 2.0
 
 #: What the states say of the cap, after the figures.
 MEANING = {
-    State.FIXED: "the reserve alone holds",
     State.IDLE: "no chat: batch may have all slots but the reserve",
     State.SEARCH: "nothing is known yet: batch has more after each good run",
     State.HOLDS: "the limit feels its way",
-    State.CUT: "too many were slow: the limit was halved",
+    State.CUT: "too many were slow: batch over the limit is preempted",
     State.WASTE: "preemption threw too much away: the limit gives way",
     State.OWN_LOAD: "slow without batch: chat's own load",
 }
@@ -87,6 +88,7 @@ class Governing:
         self._tuned = tuned
         self.signal = ChatSignal()
         self._operating: Operating | None = None
+        self._began_with: Tuned | None = None
         self._tokens = _Tokens()
         self._saturation = Saturation()
         self._batch = 0
@@ -193,10 +195,13 @@ class Governing:
             self._look(self._load())
         return token
 
-    def ended(self, lease: Lease, answered: bool = True) -> None:
-        """An attempt is over; `answered` is whether with an answer, and not an error or a preemption."""
+    def ended(self, lease: Lease, answered: bool = True, given_up: bool = False) -> None:
+        """An attempt is over.
+
+        `answered` is whether with an answer, and not an error or a preemption; `given_up` whether it was cancelled.
+        """
         if lease.cls is TrafficClass.INTERACTIVE:
-            self.signal.ended(lease.fence, self._clock(), answered)
+            self.signal.ended(lease.fence, self._clock(), answered, given_up)
         else:
             self._batch -= 1
         self._note()
@@ -204,6 +209,8 @@ class Governing:
     def cut_off(self, kept: int, wasted: int) -> None:
         """A preempted request had made so many tokens: kept for its next attempt, or thrown away."""
         self._tokens.wasted += wasted
+        if wasted:
+            self._tokens.wasted_at = self._clock()
         self._on_cut_off(kept, wasted)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
@@ -217,7 +224,10 @@ class Governing:
     def step(self) -> None:
         """Take one step."""
         settings = self._settings()
-        self.signal.objective = Objective(settings.ttft_p95_s, settings.itl_p95_s)
+        asked = Objective(settings.ttft_p95_s, settings.itl_p95_s)
+        if self._operating is not None and asked.far_looser_than(self.signal.objective):
+            self._operating = loosened(self._operating)
+        self.signal.objective = asked
         now, load = self._clock(), self._load()
         limit = settings.ttft_p95_s
         # This and the reason are kept for the heartbeat, which another thread writes.
@@ -232,19 +242,23 @@ class Governing:
             return
         tuned = self._tuned()
         self._reading.tokens_a_second = tuned.prefill_tps if tuned else 0.0
-        before = self._operating or Operating.start(now, load.most, tuned.in_flight if tuned else None)
+        if self._operating is None or (tuned is not None and tuned != self._began_with):
+            self._operating = Operating.start(now, load.most, tuned.in_flight if tuned else None)
+            self._began_with = tuned
+        since = max(self._operating.since, now - max(RECENT_S, RECENT_LIMITS * max(asked.limits_s)))
         seen = Seen(
             at=now,
             fresh=self.signal.fresh(),
-            recent=self.signal.since(max(before.since, now - RECENT_S), now),
+            recent=self.signal.since(since, now),
             batch=load.batch,
             chat=self.signal.in_flight,
             most=load.most,
             chat_idle_s=self.signal.idle_s(now),
             wasted=self._tokens.wasted_share(),
+            wasted_at=self._tokens.wasted_at,
             enough=self._saturation.enough,
         )
-        self._operating = step(before, seen)
+        self._operating = step(self._operating, seen)
         self._note()
         if self._operating.state is not State.IDLE:
             self._saturation.look(now)
@@ -278,6 +292,7 @@ class _Tokens:
     def __init__(self) -> None:
         self.made = 0
         self.wasted = 0
+        self.wasted_at = -math.inf
         self._noted: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])
 
     def note(self, now: float) -> None:

@@ -20,13 +20,14 @@ that chat comes, before anybody was slow, and has it back when chat goes. How th
 - *Whole requests where only one is left.* Beside the chat that there is on average, less than two of batch are one or
   none. There a slow request takes a whole one off the limit, so that batch is out, and 32 good ones bring it back (19
   where one fills the engine): they count without batch too, as long as it is the limit that keeps batch out.
-- *A cut counts when it has taken effect.* While more batch runs than a cut allows, what chat sees says nothing about
-  the limit, and does not move it. A limit that nobody reaches is not raised, but where the engine is full: batch
-  has all that it needs there, and good requests pay back what slow ones took.
+- *A limit is judged by what it allows.* While more batch runs, because a cut has yet to take effect or chat has just
+  come back, slow requests say nothing about it, and do not lower it. A limit that nobody reaches is not raised, but
+  where the engine is full: batch has all that it needs there, and good requests pay back what slow ones took.
 - *No chat, no limit.* After a while without chat all slots but the reserve are batch's; the limit holds again from the
   first chat request on.
 - *Chat that is slow without batch moves nothing.* It is chat's own, and the state says so.
-- *Waste is bounded.* Where chat finds no free slot it preempts; what that throws away counts against the limit too.
+- *Waste is bounded.* Where chat finds no free slot it preempts; what that throws away counts against the limit too,
+  but not what chat's coming back throws away.
 """
 
 from __future__ import annotations
@@ -78,10 +79,14 @@ GROWTH = 1.5
 #: So long after its last request batch is no cause of what chat sees.
 CLEARED_S = 2.0
 
+#: What runs over the limit for longer than this is not what a cut left to end, but what may not be preempted.
+PROTECTED_S = 10.0
+
 #: Over so long the chat in flight is averaged.
 LEVEL_S = 10.0
 
-#: Of the batch tokens made lately, the share that preemption may throw away, and by how much the limit gives way.
+#: Of the batch tokens made lately, the share that preemption may throw away, and by how much the limit gives way, once
+#: in so long. What is thrown away sooner after chat came back is a consequence of that.
 WASTE_SHARE = 0.04
 WASTE_PAUSE_S = 2.0
 WASTE_DROP = 0.1
@@ -94,7 +99,7 @@ class State(StrEnum):
     IDLE = "idle"  # no chat: batch has all slots but the reserve
     SEARCH = "search"  # nothing is known yet: batch has a share beside chat, and more of it after each good run
     HOLDS = "holds"  # the objective holds, or a slow request has just moved the limit
-    CUT = "cut"  # the objective was broken; the limit was halved, or the cut has yet to take effect
+    CUT = "cut"  # the objective was broken, and batch that runs over the limit is preempted
     WASTE = "waste"  # chat preempts too much: the limit leaves it more free slots
     OWN_LOAD = "own_load"  # chat is slow without batch
 
@@ -106,8 +111,8 @@ class Seen:
     `fresh` is the evidence since the last step, `recent` that of requests that came since the operating point's
     `since`. `batch` and `chat` are how many requests run, `most` how many of batch may without an objective (slots less
     the reserve). `chat_idle_s` is how long no interactive request was here (None: there never was one), `wasted` the
-    share of the batch tokens made lately that preemption threw away, `enough` how many of batch fill the engine (None:
-    not known).
+    share of the batch tokens made lately that preemption threw away, the last of them at `wasted_at`, `enough` how many
+    of batch fill the engine (None: not known).
     """
 
     at: float
@@ -118,6 +123,7 @@ class Seen:
     most: int
     chat_idle_s: float | None
     wasted: float = 0.0
+    wasted_at: float = -math.inf
     enough: int | None = None
 
     @property
@@ -162,13 +168,17 @@ class Operating:
     """The operating point: the limit, and what is known about it.
 
     Since `since` at most `most_load` requests were in flight, and lately `chat` of chat on average (counted from
-    `chat_from` on); at `batch_at` the last of batch ran. `search` is the beginning, while it lasts.
+    `chat_from` on); at `batch_at` the last of batch ran. `search` is the beginning, while it lasts. At
+    `slow_at` a request was slow or the limit gave way, at `back_at` chat came back or batch was cut for that, for the
+    last time; `over` is whether batch has run over the limit since.
     """
 
     limit: float
     at: float
     since: float
     slow_at: float = -math.inf
+    back_at: float = -math.inf
+    over: bool = False
     search: Search | None = None
     most_load: int = 0
     chat: float = 0.0
@@ -194,8 +204,7 @@ class Operating:
             return most
         if self.search is not None:
             most = min(most, math.ceil(self.search.beside))
-        cap = min(most, math.floor(self.limit + 1e-6) - chat)
-        return max(cap, min(most, 0 if self.keeps_out else 1))
+        return min(most, max(math.floor(self.limit + 1e-6) - chat, 0 if self.keeps_out else 1))
 
     @property
     def keeps_out(self) -> bool:
@@ -220,17 +229,21 @@ def step(now: Operating, seen: Seen) -> Operating:
     if away:
         return replace(now, state=State.IDLE, since=seen.at, most_load=seen.load, chat_from=seen.at)
     if now.state is State.IDLE:
-        return replace(now, state=State.HOLDS, since=seen.at, most_load=seen.load)
+        return replace(now, state=State.HOLDS, since=seen.at, most_load=seen.load, back_at=seen.at, over=True)
     if now.search is not None:
         now = replace(now, limit=now.chat + now.search.beside)
     if cleared:
         return _without_batch(now, seen)
+    over = now.over and seen.batch > now.batch_cap(seen.chat, seen.most)
     if is_broken(seen.recent):
-        return _cut(now, seen)
-    if now.state in (State.CUT, State.WASTE) and seen.batch > now.batch_cap(seen.chat, seen.most):
-        return replace(now, since=seen.at)
-    if seen.wasted > WASTE_SHARE and seen.at - now.slow_at > WASTE_PAUSE_S and seen.batch:
-        return replace(now, limit=_lowered(now, WASTE_DROP), slow_at=seen.at, search=None, state=State.WASTE)
+        return _cut(now, seen, chat_is_back=over and now.state is State.HOLDS)
+    if over:
+        return _over(now, seen)
+    now = replace(now, over=False)
+    wasteful = seen.wasted > WASTE_SHARE and seen.wasted_at > now.back_at + WASTE_PAUSE_S
+    if wasteful and seen.at - now.slow_at > WASTE_PAUSE_S and seen.batch:
+        limit = _lowered(now, WASTE_DROP)
+        return replace(now, limit=limit, slow_at=seen.at, over=True, search=None, state=State.WASTE)
     if now.search is not None and not seen.full and now.search.slow + seen.fresh.slow <= LUCK:
         return _search(now, now.search, seen)
     return _move(now, seen)
@@ -247,29 +260,36 @@ def is_broken(evidence: Evidence) -> bool:
     return 1.0 - fewer < DOUBT
 
 
+def loosened(now: Operating) -> Operating:
+    """Return the operating point after the objective became far easier to keep: a search, from where batch is."""
+    search = Search(max(1.0, now.limit - now.chat))
+    return replace(now, limit=now.chat + search.beside, search=search)
+
+
 def _without_batch(now: Operating, seen: Seen) -> Operating:
-    """Let good requests count, where the limit keeps batch out; slow ones are chat's own, and say nothing of batch.
+    """Let good requests count, where the limit keeps batch out; slow ones are chat's own, and say nothing of batch."""
+    said = State.HOLDS if now.search is None else State.SEARCH
+    state = State.OWN_LOAD if seen.fresh.slow else said if seen.fresh.seen else now.state
+    return replace(_paid_back(now, seen), since=seen.at, most_load=0, over=False, state=state)
 
-    From LEAST beside the chat that there is on average: more chat than before is no reason to be out for longer.
+
+def _cut(now: Operating, seen: Seen, *, chat_is_back: bool) -> Operating:
+    """Halve the limit; where what runs over it since chat came back may be why, have that preempted, and no more."""
+    cut = replace(now, since=seen.at, slow_at=seen.at, over=True, most_load=seen.load, state=State.CUT)
+    if chat_is_back:
+        return replace(cut, back_at=seen.at)
+    return replace(cut, limit=_lowered(now, 0.5), search=None)
+
+
+def _over(now: Operating, seen: Seen) -> Operating:
+    """Wait until batch is back within the limit: what is slow meanwhile says nothing of it.
+
+    What may not be preempted can keep batch over a limit that keeps it out, one after the other: after a while good
+    requests count there too. Evidence begins anew after a cut; where chat has come back, it is gathered.
     """
-    state = State.OWN_LOAD if seen.fresh.slow else now.state
-    if now.search is None and now.keeps_out:
-        good = Evidence(seen.fresh.seen - seen.fresh.slow)
-        now = _move(replace(now, limit=max(now.limit, now.chat + LEAST)), replace(seen, fresh=good))
-    return replace(now, since=seen.at, most_load=0, state=state)
-
-
-def _cut(now: Operating, seen: Seen) -> Operating:
-    """Halve the limit, or what was really in flight where that is less."""
-    return replace(
-        now,
-        limit=_lowered(now, 0.5),
-        since=seen.at,
-        slow_at=seen.at,
-        search=None,
-        most_load=seen.load,
-        state=State.CUT,
-    )
+    if seen.at - max(now.slow_at, now.back_at) > PROTECTED_S:
+        now = _paid_back(now, seen)
+    return now if now.state is State.HOLDS else replace(now, since=seen.at)
 
 
 def _lowered(now: Operating, share: float) -> float:
@@ -299,17 +319,41 @@ def _move(now: Operating, seen: Seen) -> Operating:
     """Move the limit by each request that was seen; the slow one that ends a search brings what it had let pass."""
     good, slow = seen.fresh.seen - seen.fresh.slow, seen.fresh.slow
     let_pass = now.search.slow if now.search is not None else 0
-    low = now.limit < now.chat + LOW
-    step_down = LOW_DROP if low else DROP * max(LEAST_SCALE, now.limit)
-    aim = AIM if not low else SLOW_SHARE if seen.enough == 1 else LOW_AIM
-    limit = now.limit - (slow + let_pass) * step_down
+    down, up = _steps(now, seen.enough)
+    limit = now.limit - (slow + let_pass) * down
     # A limit that is not reached says nothing about what would be if it were.
     if now.keeps_out or seen.load >= math.floor(now.limit) or seen.full:
-        limit += good * step_down * aim / (1 - aim)
+        limit += good * up
     return replace(
         now,
-        limit=min(max(limit, LEAST), float(max(seen.most, seen.load))),
+        limit=_bounded(limit, seen),
         slow_at=seen.at if slow else now.slow_at,
         search=None,
         state=State.HOLDS,
     )
+
+
+def _paid_back(now: Operating, seen: Seen) -> Operating:
+    """Let the good requests count alone, where the limit keeps batch out.
+
+    From LEAST beside the chat that there is on average: more chat than before is no reason to be out for longer.
+    """
+    if now.search is not None or not now.keeps_out:
+        return now
+    _, up = _steps(now, seen.enough)
+    limit = max(now.limit, now.chat + LEAST) + (seen.fresh.seen - seen.fresh.slow) * up
+    return replace(now, limit=_bounded(limit, seen))
+
+
+def _steps(now: Operating, enough: int | None) -> tuple[float, float]:
+    """Return what a slow request takes off the limit, and what a good one adds."""
+    if now.limit >= now.chat + LOW:
+        down, aim = DROP * max(LEAST_SCALE, now.limit), AIM
+    else:
+        down, aim = LOW_DROP, SLOW_SHARE if enough == 1 else LOW_AIM
+    return down, down * aim / (1 - aim)
+
+
+def _bounded(limit: float, seen: Seen) -> float:
+    """Return a limit that is no lower than LEAST, and no higher than what could be in flight."""
+    return min(max(limit, LEAST), float(max(seen.most, seen.load)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from llmq.scheduler.job import TrafficClass
-from llmq.scheduler.lease import Abandoned, Answered, Ended, Fence, HandedBack, Lease, Outcome, Reason, Retry
+from llmq.scheduler.lease import Abandoned, Answered, Ended, ErrorCode, Fence, HandedBack, Lease, Outcome, Reason, Retry
 from llmq.scheduler.live import LiveSettings
 from llmq.workers.allowance import Allowance, Candidate, Snapshot, allow, default_reserve, victims
 from llmq.workers.desk import VERDICTS, Desk
@@ -76,7 +76,9 @@ class Slots:
             if lease.cls is TrafficClass.INTERACTIVE:
                 self._stop_reading()
             outcome = await self._executor.run(lease)
-            self._governing.ended(lease, isinstance(outcome, Answered) and outcome.status_code < 400)
+            answered = isinstance(outcome, Answered) and outcome.status_code < 400
+            given_up = isinstance(outcome, Ended) and outcome.code is ErrorCode.CANCELLED
+            self._governing.ended(lease, answered, given_up)
             self.desk.settle(lease, outcome)
             self._note(lease, outcome)
 

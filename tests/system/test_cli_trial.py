@@ -92,25 +92,17 @@ def test_phases_of_a_bench_take_turns(url: str, tmp_path: Path) -> None:
     assert not {key for key in keys(url) if "bench-" in key}
 
 
-def test_a_bench_of_an_engine_that_does_not_answer_ends_with_a_word(url: str, tmp_path: Path) -> None:
-    """Chat that gets no token makes no objective. With this seed the few requests that measure it are answered."""
-    options = (
-        "--engine",
-        f"{GPU}&fail=0.5&seed=479",
-        "--seconds",
-        "4s",
-        "--warmup",
-        "0s",
-        "--tokens",
-        "0.1",
-        "--share",
-        "0.6",
-    )
-    done = llmq("bench", *options, "--no-fcfs", "-o", tmp_path / "b", url=url)
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_an_engine_that_does_not_answer_ends_a_trial_with_a_word(command: str, url: str, tmp_path: Path) -> None:
+    """Nothing can be compared with chat that gets no token. With this seed the few that measure it are answered."""
+    engine = ("--engine", f"{GPU}&fail=0.5&seed=479")
+    options = ("--seconds", "4s", "--tokens", "0.1", "--share", "0.6")
+    more = ("--warmup", "0s", "--no-fcfs", "-o", tmp_path / "b") if command == "bench" else ()
+    done = llmq(command, *engine, *options, *more, url=url)
     assert 4 == done.code, done.err
     assert "one in 20 of chat's requests alone got no token" in done.error
     assert [] == list(tmp_path.iterdir())
-    assert not {key for key in keys(url) if "bench-" in key}
+    assert not {key for key in keys(url) if "bench-" in key or "config" in key}
 
 
 @pytest.mark.parametrize(
@@ -171,7 +163,8 @@ def test_what_cannot_be_measured_is_refused_at_once(arguments: tuple[str, ...], 
 
 def test_tune_stores_what_holds_and_workers_and_bench_begin_there(url: str, tmp_path: Path) -> None:
     """G9: stored in the queue for engine and model; read again by the next run of the command."""
-    options = ("--engine", GPU, "--seconds", "4s", "--tokens", "0.1", "--share", "0.6", "--factor", "1.6")
+    shared = ("--engine", GPU, "--tokens", "0.1", "--share", "0.6", "--queue", "evals")
+    options = (*shared, "--seconds", "4s", "--factor", "1.6")
     done = llmq("tune", *options, "--json", url=url)
     assert 0 == done.code, done.err
     found = done.json
@@ -179,14 +172,13 @@ def test_tune_stores_what_holds_and_workers_and_bench_begin_there(url: str, tmp_
     assert 0 <= found["batch"] <= 4
     assert {trial["batch"] for trial in found["trials"]} >= {1}
     with client_of(url) as redis:
-        stored = json.loads(redis.hget("llmq:{default}:config", "tuned.sim|sim"))
+        stored = json.loads(redis.hget("llmq:{evals}:config", "tuned.sim|sim"))
     assert (found["batch"], found["chat_in_flight"]) == (stored["batch"], round(stored["chat"], 2))
     text = llmq("tune", *options, url=url)
     assert 0 == text.code
     assert "requests at once hold" in text.out
-    assert "llmq set ttft_p95" in text.out
-    bench = llmq(
-        "bench", *options[:2], "--seconds", "3s", "--warmup", "0s", *options[4:8], "-o", tmp_path / "b", url=url
-    )
+    assert re.search(r"llmq set ttft_p95 [0-9]+ms --queue evals   [(]1.6 x chat alone[)]", text.out)
+    bench = llmq("bench", *shared, "--seconds", "3s", "--warmup", "0s", "-o", tmp_path / "b", url=url)
     assert 0 == bench.code, bench.err
+    assert re.search(r"llmq set ttft_p95 [0-9]+ms --queue evals   [(]1.1 x chat alone[)]", bench.out)
     assert "the governor begins where `llmq tune` has measured" in bench.err

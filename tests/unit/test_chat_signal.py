@@ -105,6 +105,27 @@ def test_chat_that_fails_is_no_chat_without_tokens() -> None:
     assert not signal.blind
 
 
+def test_chat_that_its_client_gave_up_was_slow() -> None:
+    """Nobody waits for an answer for ever: where all give up, all were slow. Before the limit nothing is known."""
+    signal = ChatSignal(TTFT)
+    for name, waited_s, given_up in (("a", 5.0, True), ("b", 0.05, True), ("c", 5.0, False)):
+        signal.taken(name, 0.0, 0.0)
+        signal.ended(name, waited_s, answered=False, given_up=given_up)
+    assert Evidence(1, 1) == signal.fresh()
+    assert 5.0 == signal.ttft_p95(5.0, 10.0)
+
+
+def test_an_objective_is_far_looser_where_it_is_in_one_and_tighter_in_none() -> None:
+    """A few milliseconds more are no reason to search anew; no objective is the loosest."""
+    assert Objective(0.2).far_looser_than(TTFT)
+    assert Objective(0.2).far_looser_than(Objective(0.1, 0.05))
+    assert Objective(None, 0.05).far_looser_than(Objective(0.1, 0.05))
+    assert not Objective(0.11).far_looser_than(TTFT)
+    assert not Objective(0.2, 0.05).far_looser_than(TTFT)
+    assert not TTFT.far_looser_than(TTFT)
+    assert not Objective().far_looser_than(Objective())
+
+
 def test_percentiles_are_of_the_window() -> None:
     """What is older than the window is forgotten."""
     signal = ChatSignal(TTFT)

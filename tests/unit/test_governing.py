@@ -13,6 +13,7 @@ from llmq.workers.governor import IDLE_S, State
 from llmq.workers.reading import UNREAD
 
 MOST = 16
+TUNED = Tuned(batch=5, prefill_tps=1000.0, alone_s=0.05, chat_rate=1.0, at=0.0, chat=2.0)
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Worker:
     load: Load = field(default_factory=lambda: Load(batch=0, unread=0, most=MOST))
     moved: int = 0
     stated: dict[bytes, bytes] = field(default_factory=lambda: {b"ttft_p95": b"100"})
+    tuned: Tuned | None = TUNED
 
     def __post_init__(self) -> None:
         self.governing = Governing(
@@ -30,7 +32,7 @@ class Worker:
             lambda: self.load,
             self._move,
             lambda: self.now,
-            tuned=lambda: Tuned(batch=5, prefill_tps=1000.0, alone_s=0.05, chat_rate=1.0, at=0.0, chat=2.0),
+            tuned=lambda: self.tuned,
         )
 
     def _move(self) -> None:
@@ -225,3 +227,57 @@ def test_an_engine_that_dies_with_chat_in_it_does_not_make_the_governor_forget()
     worker.step(1.0)
     assert "first tokens are not to be seen" == worker.governing.reason
     assert State.FIXED is worker.governing.state
+
+
+def test_the_evidence_of_a_breach_goes_back_for_twice_the_objective() -> None:
+    """With an objective of 6 s, nothing that came within the last five could be slow."""
+    worker = beside_chat()
+    worker.stated = {b"ttft_p95": b"6000"}
+    worker.step()
+    worker.run(16)
+    for number in range(2, 5):
+        worker.governing.taken(lease(number), 0.0)
+    worker.step(5.9)
+    states = [worker.governing.state]
+    worker.step(0.2)
+    assert [State.SEARCH, State.CUT] == [*states, worker.governing.state]
+
+
+def test_chat_that_gives_up_moves_the_limit() -> None:
+    """Where each client leaves before its first token, batch makes room all the same."""
+    worker = beside_chat()
+    for number in range(2, 12):
+        worker.governing.taken(lease(number), 0.0)
+        worker.now += 1.0
+        worker.governing.ended(lease(number), answered=False, given_up=True)
+        worker.step(9.0)
+    assert worker.cap is not None
+    assert worker.cap < 5
+
+
+def test_a_far_looser_objective_begins_a_search_and_a_little_more_does_not() -> None:
+    """At run time, as `llmq set` does it."""
+    worker = beside_chat()
+    worker.stated = {b"ttft_p95": b"110"}
+    worker.step()
+    states = [worker.governing.state]
+    worker.stated = {b"ttft_p95": b"400"}
+    worker.step()
+    assert [State.HOLDS, State.SEARCH] == [*states, worker.governing.state]
+
+
+def test_what_tune_finds_holds_for_workers_that_run() -> None:
+    """They begin with it at once, and once; an engine that cannot tell its model for a moment changes nothing."""
+    worker = beside_chat()
+    worker.tuned = replace(TUNED, batch=2, at=1.0)
+    worker.step()
+    assert 4 == worker.cap
+    worker.tuned = None
+    worker.step()
+    assert 4 == worker.cap
+    worker.tuned = replace(TUNED, batch=2, at=1.0)
+    worker.governing.taken(lease(2), 1.0)
+    worker.governing.begun(lease(2))
+    worker.step()
+    assert worker.cap is not None
+    assert worker.cap < 4

@@ -16,13 +16,16 @@ from llmq.workers.governor import (
     IDLE_S,
     LEAST,
     LOW_AIM,
+    PROTECTED_S,
     RUN,
+    WASTE_DROP,
     WASTE_SHARE,
     Operating,
     Search,
     Seen,
     State,
     is_broken,
+    loosened,
     step,
 )
 
@@ -58,6 +61,7 @@ MOMENTS = st.lists(
         most=st.integers(0, MOST),
         chat_idle_s=st.none() | st.floats(0, 60),
         wasted=st.floats(0, 1),
+        wasted_at=st.floats(-10, 10),
     ),
     max_size=60,
 )
@@ -93,7 +97,7 @@ def searching(chat: float = 4.0, most: int = MOST) -> Operating:
     """Return an operating point that knows nothing, with so much chat around for a while."""
     now = step(Operating.start(0.0, most), seen(0.1, most=most, chat=chat))
     for number in range(1, 200):
-        now = step(now, seen(0.1 + number / 10, most=most, chat=chat))
+        now = step(now, seen(0.1 + number / 10, most=most, chat=chat, batch=now.batch_cap(int(chat), most)))
     return now
 
 
@@ -144,19 +148,20 @@ def test_a_slow_request_in_a_search_is_news_too() -> None:
     """What is thrown away right after it moves nothing: the limit waits for what the one brings before the other."""
     slow = step(searching(), seen(21.0, slow=1, chat=4))
     assert slow.search is not None
-    assert step(slow, seen(22.0, wasted=WASTE_SHARE * 2, chat=4)).state is State.SEARCH
-    assert step(slow, seen(24.0, wasted=WASTE_SHARE * 2, chat=4)).state is State.WASTE
+    assert step(slow, seen(22.0, wasted=WASTE_SHARE * 2, wasted_at=22.0, chat=4)).state is State.SEARCH
+    assert step(slow, seen(24.0, wasted=WASTE_SHARE * 2, wasted_at=22.0, chat=4)).state is State.WASTE
 
 
 @given(st.lists(EVIDENCE, max_size=20))
 def test_a_search_ends_with_a_breach_and_with_waste(runs: list[Evidence]) -> None:
     """What halves the limit, or lets it give way, is not undone by what the search believes."""
-    for breach in (seen(40.0, recent=Evidence(3, 3), chat=4), seen(40.0, wasted=WASTE_SHARE * 2, chat=4)):
+    waste = seen(50.0, wasted=WASTE_SHARE * 2, wasted_at=50.0, chat=4)
+    for breach in (seen(50.0, recent=Evidence(3, 3), chat=4), waste):
         now = searching()
         for number, fresh in enumerate(runs):
             now = step(now, seen(21.0 + number, good=fresh.seen - fresh.slow, slow=fresh.slow, chat=4))
         beside = MOST if now.search is None else now.search.beside
-        after = step(replace(now, slow_at=0.0), breach)
+        after = step(now, breach)
         assert after.search is None
         assert after.limit < after.chat + beside
 
@@ -217,7 +222,7 @@ def test_a_limit_below_nothing_is_not_raised_by_a_breach() -> None:
     """What still runs then was left to end."""
     low = beside_chat(limit=LEAST)
     assert LEAST == step(low, seen(0.1, recent=Evidence(3, 3), batch=1)).limit
-    assert LEAST == step(low, seen(5.0, wasted=WASTE_SHARE * 2, batch=0)).limit
+    assert LEAST == step(low, seen(1.0, wasted=WASTE_SHARE * 2, wasted_at=1.0, batch=1)).limit
 
 
 def test_a_cut_is_not_repeated_for_what_came_before_it() -> None:
@@ -369,8 +374,66 @@ def test_a_search_that_finds_the_engine_full_is_over() -> None:
     assert (State.HOLDS, None) == (now.state, now.search)
 
 
+def waste(at: float, wasted_at: float, batch: int = MOST) -> Seen:
+    """Return a moment at which too much was thrown away lately, the last of it at `wasted_at`."""
+    return seen(at, wasted=WASTE_SHARE * 2, wasted_at=wasted_at, batch=batch)
+
+
 def test_waste_leaves_chat_more_free_slots() -> None:
     """Chat that preempts again and again throws tokens away: the limit gives way, not more than once in a while."""
-    now = step(beside_chat(), seen(5.0, wasted=WASTE_SHARE * 2))
+    now = step(beside_chat(), waste(5.0, 5.0))
     assert (7, State.WASTE) == (cap(now), now.state)
-    assert now.limit == step(now, seen(5.1, wasted=WASTE_SHARE * 2, batch=7)).limit
+    assert now.limit == step(now, waste(5.1, 5.0, batch=7)).limit
+    assert now.limit > step(now, waste(7.1, 5.0, batch=7)).limit
+
+
+def after_a_pause(limit: float = 8.0) -> Operating:
+    """Return an operating point a moment after chat came back, with twice as much batch as the limit allows."""
+    return step(step(beside_chat(limit), seen(30.0, chat_idle_s=IDLE_S + 1)), seen(30.1))
+
+
+def test_a_limit_is_not_judged_by_what_ran_without_chat() -> None:
+    """What had all slots when chat came back, and what that threw away, says nothing of it; what it allows does."""
+    now = after_a_pause()
+    assert 8 == step(now, seen(30.2, slow=2)).limit
+    assert 8 == step(now, waste(33.0, 31.0)).limit
+    within = step(now, seen(30.2, batch=8))
+    assert 8 == step(within, waste(40.0, 31.0, batch=8)).limit
+    assert 8 * (1 - WASTE_DROP) == step(within, waste(40.0, 33.0, batch=8)).limit
+    assert 8 * (1 - DROP) == step(within, seen(30.3, slow=1)).limit
+
+
+def test_chat_that_comes_back_to_slow_answers_has_batch_cut_to_the_limit_and_not_to_half_of_it() -> None:
+    """Each pause of chat halved a limit that was right."""
+    cut = step(after_a_pause(), seen(30.5, recent=Evidence(3, 3)))
+    assert (8, State.CUT) == (cut.limit, cut.state)
+    assert 8 == step(cut, seen(30.6, slow=3)).limit
+    assert 4 == step(step(cut, seen(30.6, batch=8)), seen(31.0, batch=8, recent=Evidence(3, 3))).limit
+
+
+def test_what_the_deadline_starts_does_not_keep_the_limit_where_it_is() -> None:
+    """Never at zero without cause: one protected line after the other runs over a limit that keeps batch out."""
+    for over in (replace(beside_chat(limit=0.5), state=State.CUT, over=True, slow_at=0.0), after_a_pause(limit=0.5)):
+        now, caps = over, []
+        for number in range(round(10 * PROTECTED_S) + KEEP):
+            now = step(now, seen(now.at + 0.1, good=1, slow=number % 2, batch=1))
+            caps.append(cap(now))
+        assert (0, 1) == (max(caps[: round(10 * PROTECTED_S)]), max(caps))
+
+
+def test_a_far_looser_objective_is_searched_from_where_batch_is() -> None:
+    """A doubling of the limit would take 700 good requests; a search takes two runs."""
+    now = replace(beside_chat(limit=8.0), chat=2.0)
+    assert 6 == cap(loosened(now), chat=2)
+    now = step(loosened(now), seen(0.1, good=RUN, chat=2, batch=6))
+    assert 9 == cap(step(now, seen(0.2, chat=2)), chat=2)
+    assert 1 == cap(loosened(replace(now, limit=LEAST)), chat=2)
+
+
+def test_what_is_over_is_not_said_for_ever() -> None:
+    """Chat's own load is over with the next good request, a cut with its end, also where there is no batch to run."""
+    now = without_batch(beside_chat(limit=3.0), slow=1)
+    assert State.OWN_LOAD is now.state is without_batch(now).state
+    assert State.HOLDS is without_batch(now, good=1).state
+    assert State.HOLDS is without_batch(replace(now, state=State.CUT, over=True), good=1).state
+    assert State.SEARCH is without_batch(replace(now, search=Search(1.0)), good=1).state

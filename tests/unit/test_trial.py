@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmq.scheduler.errors import UsageError
+from llmq.scheduler.errors import EngineUnavailable, UsageError
 from llmq.scheduler.job import Job
 from llmq.scheduler.tuned import Tuned, field_of, tuned_for
 from llmq.workers.engines.sim import SimEngine
 from llmq.workers.traffic import Arrival, rate_for, recorded, recorded_in, scaled
 from llmq.workers.trial.capacity import measure_pace
-from llmq.workers.trial.figures import bursts, p95_of, quantile, rows_of, windows
+from llmq.workers.trial.figures import bursts, p95_alone, quantile, rows_of, windows
 from llmq.workers.trial.metered import MeteredEngine
 from llmq.workers.trial.phase import Phase, Plan, straight
 from llmq.workers.trial.requests import Requests, Wording
@@ -103,13 +103,21 @@ def test_the_warm_up_of_each_turn_does_not_count() -> None:
     assert (0.3, 0.3) == (row.p50_s, row.burst_p95_s)
 
 
-def test_the_p95_of_several_phases_is_that_of_all_their_requests() -> None:
+def test_the_p95_alone_of_several_phases_is_that_of_all_their_requests() -> None:
     """Each without its own warm-ups."""
     once = Phase("alone", 40, 5, firsts=[(n / 10, 9.0 if n < 50 else 0.1) for n in range(250)])
     turns = Phase("alone", 40, 5, 2, firsts=[(n / 10, 9.0 if n % 200 < 50 else 0.3) for n in range(400)])
-    assert (0.1, 0.3) == (p95_of([once]), p95_of([once, turns]))
-    assert p95_of([once, Phase("alone", 40, 5, firsts=[(9.0, 0.3)] * 5)]) == 0.1
-    assert math.isnan(p95_of([]))
+    assert (0.1, 0.3) == (p95_alone([once]), p95_alone([once, turns]))
+    assert p95_alone([once, Phase("alone", 40, 5, firsts=[(9.0, 0.3)] * 5)]) == 0.1
+    assert math.isnan(p95_alone([]))
+
+
+def test_nothing_is_compared_with_chat_that_got_no_token() -> None:
+    """One in 20 without: its p95 alone is infinite, and everything would hold."""
+    some: list[tuple[float, float | None]] = [(n, 0.1 if n else None) for n in range(20)]
+    assert 0.1 == p95_alone([Phase("alone", 40, 0, firsts=some)])
+    with pytest.raises(EngineUnavailable, match="one in 20"):
+        p95_alone([Phase("alone", 40, 0, firsts=some[:19])])
 
 
 async def test_phases_take_turns() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llmq.scheduler.errors import EngineUnavailable
 from llmq.workers.trial.phase import Phase
 
 #: Windows over which chat is looked at, and how long a burst is one from its beginning.
@@ -54,12 +55,22 @@ class Row:
 def rows_of(phases: Sequence[Phase]) -> list[Row]:
     """Return the rows of a trial; the first phase is chat alone."""
     starts = bursts(sorted(at for at, _ in phases[0].firsts))
-    base = p95_of(phases[:1])
+    base = _p95_of(phases[:1])
     return [_row(phase, base, starts) for phase in phases]
 
 
-def p95_of(phases: Sequence[Phase]) -> float:
-    """Return the p95 of the times to first token that chat saw in all of these phases, in seconds."""
+def p95_alone(phases: Sequence[Phase]) -> float:
+    """Return the p95 of the times to first token that chat saw in all of these phases, in seconds.
+
+    Raises EngineUnavailable where it is infinite: nothing can be compared with it.
+    """
+    p95_s = _p95_of(phases)
+    if math.isinf(p95_s):
+        raise EngineUnavailable("one in 20 of chat's requests alone got no token: make the engine answer all of them")
+    return p95_s
+
+
+def _p95_of(phases: Sequence[Phase]) -> float:
     return quantile([seconds for phase in phases for _, seconds in _seen(phase)], 0.95)
 
 

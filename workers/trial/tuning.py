@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from llmq.workers.trial.figures import Row, rows_of
+from llmq.workers.trial.figures import Row, p95_alone, rows_of
 from llmq.workers.trial.metered import MeteredEngine
 from llmq.workers.trial.phase import Phase, straight, whole
 from llmq.workers.trial.setting import Setting
@@ -47,11 +47,11 @@ class Found:
 
 
 async def find_limits(setting: Setting, engine: MeteredEngine, factor: float, say: Callable[[str], None]) -> Found:
-    """Try until it is known at what chat's p95 exceeds `factor` times chat's alone."""
+    """Try until it is known at what chat's p95 exceeds `factor` times chat's alone. Raises EngineUnavailable."""
     plan = setting.plan
     first = await whole(straight("chat alone", plan, engine, 0))
     alone = rows_of([first])[0]
-    say(f"chat alone: p95 {alone.p95_s * 1000:.0f} ms")
+    say(f"chat alone: p95 {p95_alone([first]) * 1000:.0f} ms")
     trials: list[Trial] = []
 
     def judge(phase: Phase, batch: int, prefill_tps: float) -> bool:
